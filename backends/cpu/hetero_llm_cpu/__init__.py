@@ -1,0 +1,1 @@
+"""The CPU backend: core groups as devices, Gloo groups, vLLM on CPU."""

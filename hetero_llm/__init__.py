@@ -1,0 +1,1 @@
+"""One OpenAI-compatible endpoint for one model on unequal accelerators."""

@@ -1,0 +1,1 @@
+"""The only Ray code: session, nodes, device leases, replicas, registry, scheduler actor."""

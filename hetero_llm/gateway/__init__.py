@@ -1,0 +1,1 @@
+"""The HTTP front: byte relay for inference routes, FastAPI for everything else."""

@@ -1,0 +1,1 @@
+"""What devices are there: probing each kind in a subprocess, overrides, the local node."""

@@ -1,0 +1,1 @@
+"""Local models: facts read from a folder, aliases, the cache, the bundled demo model."""
