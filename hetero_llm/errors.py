@@ -177,6 +177,12 @@ class NoDevices(HeteroError):
     code = "HL206"
 
 
+class MatrixInvalid(HeteroError):
+    """``hardware_matrix.yaml`` of this installation is missing, not in the documented shape, or lacks evidence."""
+
+    code = "HL207"
+
+
 # -- HL3xx: models and plans ------------------------------------------------------------------------------------------
 
 
@@ -350,6 +356,13 @@ class UnsupportedRequest(HeteroError):
 
     code = "HL612"
     http_status = 400
+
+
+class HeadTooLarge(HeteroError):
+    """The request line and headers together are larger than the gateway takes."""
+
+    code = "HL613"
+    http_status = 431
 
 
 # -- HL9xx: bugs ------------------------------------------------------------------------------------------------------

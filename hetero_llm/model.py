@@ -135,12 +135,13 @@ class ModelFacts:
         path: folder with the files, None when only headers are known.
         parameters: number of weights.
         weights_bytes: size of all tensors as stored.
-        tied_embeddings_bytes: part of `weights_bytes` that TP replicates rather than splits (embeddings and norms
-            are split in vLLM where the vocabulary divides; None when not determined).
         head_dim: elements per attention head.
         max_model_len: longest context in tokens that the model was made for.
         dtype: torch's name without prefix, ``bfloat16``.
         quantization: method named in the config, None for none.
+        intermediate_size: width of the feed-forward layers, which TP splits; None when the config names none.
+        latent_kv_size: elements per token and layer that latent attention (MLA) caches, the same on every TP rank;
+            None for ordinary attention.
     """
 
     name: str
@@ -158,6 +159,8 @@ class ModelFacts:
     max_model_len: int
     dtype: str
     quantization: str | None = None
+    intermediate_size: int | None = None
+    latent_kv_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,12 +251,19 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The `data` of ``hetero-llm plan -o json``. Feasible only if every replica asked for has a place."""
+    """The `data` of ``hetero-llm plan -o json``. Feasible only if every replica asked for has a place.
+
+    Attributes:
+        replicas: those that have a place, also when others have none.
+        rejections: when infeasible, the nearest miss first; ``*`` as node, kind and accelerator stands for all.
+        alternatives: when infeasible, what would fit instead, one sentence each.
+    """
 
     model: ModelFacts
     feasible: bool
     replicas: tuple[ReplicaPlan, ...] = ()
     rejections: tuple[Rejection, ...] = ()
+    alternatives: tuple[str, ...] = ()
 
 
 # -- Running replicas -------------------------------------------------------------------------------------------------

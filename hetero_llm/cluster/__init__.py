@@ -1,1 +1,10 @@
 """The only Ray code: session, nodes, device leases, replicas, registry, scheduler actor."""
+
+import os as _os
+
+# Ray reads the mode when it is imported, and by itself turns it on in some ways of joining and not in others.
+# Clusters started here always have a token; RAY_AUTH_MODE=disabled joins a foreign one without.
+_os.environ.setdefault("RAY_AUTH_MODE", "token")
+_os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Otherwise Ray clears accelerator variables of actors that ask for no GPU.
+_os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -66,6 +66,9 @@ class Backend(ABC):
         native_resource: Ray resource that hands out device ids (``GPU``, ``NPU``); None means devices are leased.
         visible_devices_env: variable the vendor's runtime reads; None when the kind has none.
         other_visible_envs: variables of other vendors that must be cleared for this kind's processes.
+        kv_block_tokens: tokens per KV-cache block of this kind's engine; the cache is a whole number of blocks.
+        kv_default_bytes: KV cache per device when nobody asked for a size; None takes all memory that is left. Set
+            it where the memory is also the system's.
     """
 
     kind: str
@@ -73,6 +76,8 @@ class Backend(ABC):
     native_resource: str | None = None
     visible_devices_env: str | None = None
     other_visible_envs: tuple[str, ...] = ()
+    kv_block_tokens: int = 16
+    kv_default_bytes: int | None = None
 
     @abstractmethod
     def discover(self) -> Discovery:

@@ -1,0 +1,138 @@
+"""The command that serves a model with vLLM on held core groups."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hetero_llm.plugin import Device, EngineLaunch, EngineSpec
+from hetero_llm.plugin.flags import engine_flags
+from hetero_llm_cpu import log, topology
+from hetero_llm_cpu.group import interface_of
+
+OTHER_VISIBLE_ENVS = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "ASCEND_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
+_STALE = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK_TABLE_FILE",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_PLUGINS",
+    "VLLM_USE_V1",
+    "OMP_NUM_THREADS",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+)
+_LEAST_KV_BYTES = 1 << 26
+_RESERVE_FROM_CORES = 4
+"""Groups of at least this many cores without SMT keep one core free of OpenMP, as vLLM's own automatic binding does."""
+
+_START_DEADLINE_S = 600.0
+
+
+def engine(spec: EngineSpec) -> EngineLaunch:
+    """Return how to start vLLM for `spec`.
+
+    The environment pins each rank's OpenMP threads to its own cores; `cores` lets the core pin the whole tree.
+    """
+    local = _local_devices(spec)
+    return EngineLaunch(
+        argv=(sys.executable, "-m", "hetero_llm_cpu.vllm_entry", "serve", spec.model_path, *_flags(spec)),
+        env=_env(spec, local),
+        env_remove=(*OTHER_VISIBLE_ENVS, *_STALE),
+        cores=tuple(sorted(core for device in local for core in device.cores)),
+        headless=spec.node_rank > 0,
+        phases=log.PHASES,
+        root_causes=log.ROOT_CAUSES,
+        facts=log.FACTS,
+        start_deadline_s=_START_DEADLINE_S,
+    )
+
+
+def device_env(devices: Sequence[Device]) -> Mapping[str, str]:
+    """Return the variable that binds one rank per device to that device's cores."""
+    return {"VLLM_CPU_OMP_THREADS_BIND": bind_string(devices)}
+
+
+def bind_string(devices: Sequence[Device], root: Path = topology.ROOT) -> str:
+    """Return one list of logical CPUs per rank, ``0,1|2,3``: a single thread of each physical core."""
+    return "|".join(",".join(str(cpu) for cpu in _openmp_cpus(device, root)) for device in devices)
+
+
+def _openmp_cpus(device: Device, root: Path) -> tuple[int, ...]:
+    cpus = topology.first_siblings(device.cores, root)
+    without_smt = len(cpus) == len(device.cores)
+    return cpus[:-1] if without_smt and len(cpus) >= _RESERVE_FROM_CORES else cpus
+
+
+def _local_devices(spec: EngineSpec) -> tuple[Device, ...]:
+    """Return the devices of this node's ranks; vLLM wants a binding for exactly those."""
+    per_node = spec.tp * spec.pp // spec.node_count
+    start = spec.node_rank * per_node
+    return spec.devices[start : start + per_node] if len(spec.devices) > per_node else spec.devices
+
+
+def _flags(spec: EngineSpec) -> tuple[str, ...]:
+    return (
+        *("--host", spec.host, "--port", str(spec.port)),
+        *("--served-model-name", spec.served_name),
+        *("--tensor-parallel-size", str(spec.tp), "--pipeline-parallel-size", str(spec.pp)),
+        # Left unset, vLLM picks ray inside a placement group, and that does not work on CPU.
+        *("--distributed-executor-backend", "mp"),
+        *("--max-model-len", str(spec.max_model_len), "--dtype", spec.dtype),
+        # Without this vLLM takes a share of NUMA node 0, whoever else lives there.
+        *("--kv-cache-memory-bytes", str(_kv_cache_bytes(spec))),
+        # Compiling takes minutes on few cores and gains little there.
+        "--enforce-eager",
+        *_node_flags(spec),
+        *engine_flags(spec.options),
+        *spec.extra_args,
+    )
+
+
+def _node_flags(spec: EngineSpec) -> tuple[str, ...]:
+    if spec.node_count == 1:
+        return ()
+    flags = ("--nnodes", str(spec.node_count), "--node-rank", str(spec.node_rank))
+    master = ("--master-addr", str(spec.master_address), "--master-port", str(spec.master_port))
+    return (*flags, *master, *(("--headless",) if spec.node_rank > 0 else ()))
+
+
+def _kv_cache_bytes(spec: EngineSpec) -> int:
+    if spec.kv_cache_bytes is not None:
+        return spec.kv_cache_bytes
+    smallest = min((device.memory_bytes for device in spec.devices if device.memory_bytes), default=0)
+    return max(_LEAST_KV_BYTES, smallest // 4)
+
+
+def _env(spec: EngineSpec, local: Sequence[Device]) -> dict[str, str]:
+    env = {
+        **device_env(local),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_COLOR": "0",
+        "NO_COLOR": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if Path(spec.model_path).is_dir():
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if spec.node_count == 1:
+        # All ranks are here: no name service or outer network takes part in their meeting.
+        env |= {"VLLM_HOST_IP": "127.0.0.1"}
+    interface = interface_of("127.0.0.1" if spec.node_count == 1 else spec.master_address or "")
+    return env | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})

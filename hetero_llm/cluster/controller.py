@@ -1,0 +1,155 @@
+"""The scheduler actor: keeps the registry, answers gateways and people, survives its own restart.
+
+It holds nothing that cannot come back: models and node inventories are written to Ray's key-value store, replicas
+renew their lease twice a second, gateways keep their last table while it is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import ray
+from ray.experimental import internal_kv
+
+from hetero_llm.cluster.names import LEASE_LATE_S, LEASE_PERIOD_S, NAMESPACE, SCHEDULER
+from hetero_llm.cluster.registry import ConfiguredModel, Registry
+from hetero_llm.cluster.resident import release_startup_pages
+from hetero_llm.model import Inventory, ReplicaStatus, from_data
+
+SETTLE_S = 4 * LEASE_PERIOD_S
+"""After a restart no table is given out before every living replica had time to renew its lease."""
+
+_MODELS_KEY = b"models"
+_INVENTORY_KEY = b"inventory"
+
+
+class Scheduler:
+    """Registry of one cluster, as an actor. Values cross as msgspec JSON bytes: no class of ours is unpickled."""
+
+    def __init__(self) -> None:
+        """Read back what a former incarnation wrote down."""
+        # Versions must grow over restarts, and the wall clock does; gateways ignore older tables.
+        self._registry = Registry(first_version=int(time.time() * 1000))
+        self._actor_ids: dict[str, str] = {}
+        self._changed = asyncio.Event()
+        self._started = time.monotonic()
+        models = _kv_get(_MODELS_KEY)
+        for model in msgspec.json.decode(models, type=tuple[ConfiguredModel, ...]) if models else ():
+            self._registry.put_model(model)
+        self._restarted = models is not None
+        release_startup_pages()
+        self._watch_task = asyncio.get_running_loop().create_task(self._watch_late_leases())
+
+    async def put_model(self, model: bytes) -> None:
+        """Add or change a model (`ConfiguredModel` as JSON)."""
+        self._registry.put_model(msgspec.json.decode(model, type=ConfiguredModel))
+        self._models_changed()
+
+    async def apps_of(self, name: str) -> tuple[str, ...]:
+        """Return the Serve applications of a model; empty when nobody configured it."""
+        return next((model.apps for model in self._registry.models() if model.entry.name == name), ())
+
+    async def remove_model(self, name: str) -> None:
+        """Forget a model and its replicas."""
+        self._registry.remove_model(name)
+        self._models_changed()
+
+    async def put_inventory(self, inventory: bytes) -> None:
+        """Keep the inventory of the cluster's nodes (`Inventory` as JSON)."""
+        _kv_put(_INVENTORY_KEY, inventory)
+
+    async def inventory(self) -> bytes:
+        """Return the inventory as it was put; without `held_by`."""
+        return _kv_get(_INVENTORY_KEY) or msgspec.json.encode(Inventory())
+
+    async def renew(self, status: Mapping[str, Any], actor_id: str) -> None:
+        """Take a replica's lease: its `ReplicaStatus` as builtins and its actor's id.
+
+        An id and not a handle: unpickling a Serve actor's handle imports all of Serve, 60 MiB.
+        """
+        value = from_data(status, ReplicaStatus)
+        before = self._registry.version
+        self._registry.renew(value, time.monotonic())
+        self._actor_ids[value.replica] = actor_id
+        if self._registry.version != before:
+            self._notify()
+
+    async def table(self, newer_than: int, timeout_s: float) -> bytes | None:
+        """Return the routing table once its version exceeds `newer_than`; None after `timeout_s` without change."""
+        deadline = time.monotonic() + timeout_s
+        if self._restarted:
+            await asyncio.sleep(max(0.0, self._started + SETTLE_S - time.monotonic()))
+        while self._registry.version <= newer_than:
+            changed = self._changed
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), max(0.0, deadline - time.monotonic()))
+            if time.monotonic() >= deadline and self._registry.version <= newer_than:
+                return None
+        return msgspec.json.encode(self._registry.table())
+
+    def _models_changed(self) -> None:
+        _kv_put(_MODELS_KEY, msgspec.json.encode(self._registry.models()))
+        self._notify()
+
+    def _notify(self) -> None:
+        # Waiters hold the old event; each change gets a new one.
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _watch_late_leases(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_PERIOD_S)
+            for replica in self._registry.late(time.monotonic(), LEASE_LATE_S):
+                if cause := await asyncio.to_thread(_death_of, self._actor_ids[replica]):
+                    self._registry.died(replica, cause)
+                    self._notify()
+
+
+def _death_of(actor_id: str) -> str | None:
+    """Return why an actor is dead, or None while Ray believes it alive."""
+    info = ray._private.state.actors(actor_id)
+    if info and info["State"] != "DEAD":
+        return None
+    cause = info["DeathCause"].actor_died_error_context.error_message if info else ""
+    return cause.strip().splitlines()[0] if cause.strip() else "its actor died"
+
+
+def _kv_put(key: bytes, value: bytes) -> None:
+    internal_kv._internal_kv_put(key, value, namespace=NAMESPACE.encode())
+
+
+def _kv_get(key: bytes) -> bytes | None:
+    value: bytes | None = internal_kv._internal_kv_get(key, namespace=NAMESPACE.encode())
+    return value
+
+
+def start_scheduler() -> Any:
+    """Return the cluster's scheduler, started if there is none. It outlives the caller and restarts by itself."""
+    return (
+        ray.remote(Scheduler)
+        .options(
+            name=SCHEDULER,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=1000,
+        )
+        .remote()
+    )
+
+
+def find_scheduler() -> Any:
+    """Return the cluster's scheduler.
+
+    Raises:
+        ValueError: this cluster has none (it was not started by hetero-llm).
+    """
+    return ray.get_actor(SCHEDULER, namespace=NAMESPACE)

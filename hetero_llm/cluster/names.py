@@ -1,0 +1,16 @@
+"""Names that several processes must agree on."""
+
+NAMESPACE = "hetero-llm"
+"""Ray namespace of our own actors."""
+
+SCHEDULER = "hetero-llm-scheduler"
+"""Name of the scheduler actor."""
+
+GATEWAY_APP = "hetero-llm-gateway"
+"""Serve application of the gateway."""
+
+LEASE_PERIOD_S = 0.5
+"""How often a replica renews its lease with the scheduler."""
+
+LEASE_LATE_S = 1.5
+"""A lease this old makes the scheduler ask Ray whether the actor still lives."""

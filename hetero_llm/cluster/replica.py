@@ -1,0 +1,326 @@
+"""EngineReplica: the actor that holds a replica's devices and runs its engine. The same for every kind.
+
+A Serve deployment, so Ray keeps the wanted number alive. The actor stays light: no torch, no vllm. Requests do not pass
+through it; the gateway talks to the engine directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from hetero_llm.cluster.controller import find_scheduler
+from hetero_llm.cluster.engine_process import EngineProcess
+from hetero_llm.cluster.group import run_preflight
+from hetero_llm.cluster.lease import DeviceLease
+from hetero_llm.cluster.names import LEASE_PERIOD_S
+from hetero_llm.cluster.resident import release_startup_pages
+from hetero_llm.cluster.state import state_dir
+from hetero_llm.errors import DeviceBusy, HeteroError, InternalError
+from hetero_llm.model import Device, ReplicaState, ReplicaStatus, from_data, to_data
+from hetero_llm.plugin import Backend, EngineSpec, GroupSpec, RankSpec
+from hetero_llm.plugin.manager import PluginManager, load_plugins
+
+DEVICE_WAIT_S = 30.0
+"""A killed predecessor keeps its devices until its engine is gone, some seconds at most."""
+
+DRAIN_S = 600.0
+"""Longest time a replica that leaves may take to finish what it answers."""
+
+TABLE_DELAY_S = 0.3
+"""Time a changed routing table takes to every gateway, generously."""
+
+SHM_NOTE_PERIOD_S = 2.0
+"""How often the list of what to sweep after a crash is brought up to date."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpec:
+    """What every replica of one Serve application is started from; crosses to the actor as builtins.
+
+    Attributes:
+        app: Serve application.
+        model: name clients use.
+        path: model folder on the node.
+        node: node name.
+        address: IP address the engine binds and is reached at.
+        devices: devices the plan gave to this application; each replica takes ``tp * pp`` of them.
+        kv_cache_bytes: KV cache per device.
+    """
+
+    app: str
+    model: str
+    path: str
+    kind: str
+    accelerator: str
+    node: str
+    address: str
+    devices: tuple[Device, ...]
+    tp: int
+    pp: int
+    max_model_len: int
+    kv_cache_bytes: int | None
+    gpu_memory_utilization: float = 0.9
+    dtype: str = "auto"
+    engine_args: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    start_deadline_s: float = 600.0
+
+
+class EngineReplica:
+    """The actor. Its constructor returns when the engine has generated its first token."""
+
+    async def __init__(self, spec: Mapping[str, Any]):  # type: ignore[misc]  # Serve awaits it
+        """Take devices, check the group, start the engine, wait until it generates.
+
+        Raises:
+            HeteroError: what failed; it has been reported to the scheduler too.
+        """
+        self._spec = from_data(spec, ReplicaSpec)
+        self._replica = f"{self._spec.app}-{secrets.token_hex(3)}"
+        self._stopping = threading.Event()
+        self._engine: EngineProcess | None = None
+        self._lease: DeviceLease | None = None
+        self._devices: tuple[Device, ...] = ()
+        self._endpoint: tuple[str, int] | None = None
+        self._launched_phase = "taking devices"
+        self._state = ReplicaState.STARTING
+        self._error: HeteroError | None = None
+        self._started_unix_s = time.time()
+        self._ready_after_s: float | None = None
+        self._scheduler = find_scheduler()
+        self._renewal = asyncio.create_task(self._renew_forever())
+        try:
+            await asyncio.to_thread(self._start)
+        except Exception as error:
+            await self._fail(error)
+            raise
+        self._state = ReplicaState.READY
+        self._ready_after_s = time.time() - self._started_unix_s
+        await self._renew()
+        release_startup_pages()
+        self._watch = asyncio.create_task(self._watch_engine())
+
+    # -- the actor interface, the same for every kind ------------------------------------------------------------------
+
+    async def endpoint(self) -> str | None:
+        """Return ``host:port`` of the engine's HTTP server; None before it is ready."""
+        return self._status().endpoint
+
+    async def stats(self) -> dict[str, Any]:
+        """Return the replica's `ReplicaStatus` as builtins."""
+        status: dict[str, Any] = to_data(self._status())
+        return status
+
+    async def check_health(self) -> None:
+        """Serve's health check. Light on purpose: a busy engine is healthy, a dead one has ended the actor already."""
+        if self._engine is not None and self._engine.exit_code() is not None:
+            raise self._engine.failure()
+
+    async def __del__(self) -> None:
+        """Serve's graceful stop: leave the routing table, finish what is being answered, end the engine."""
+        was_ready, self._state = self._state is ReplicaState.READY, ReplicaState.DRAINING
+        await self._renew()
+        if was_ready:
+            await asyncio.to_thread(self._drain)
+        await asyncio.to_thread(self._stop)
+        self._state = ReplicaState.STOPPED
+        self._renewal.cancel()
+        await self._renew()
+
+    # -- start and stop, in a worker thread ----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        spec, plugins = self._spec, load_plugins()
+        backend = plugins.backend(spec.kind)
+        self._devices = self._take_devices(backend)
+        port = _free_port(spec.address)
+        if len(self._devices) > 1:
+            self._launched_phase = "checking the group"
+            run_preflight(backend.group(self._group_spec()), self._group_spec())
+        self._launched_phase = "starting"
+        self._engine = self._launch(backend, plugins, port)
+        self._endpoint = (spec.address, port)
+        self._note_leftovers()
+        self._engine.wait_ready(self._stopping)
+        self._note_leftovers()
+
+    def _take_devices(self, backend: Backend) -> tuple[Device, ...]:
+        count = self._spec.tp * self._spec.pp
+        if backend.native_resource is not None:
+            return _assigned_devices(backend, self._spec.devices, count)
+        by_uid = {device.uid: device for device in self._spec.devices}
+        self._lease = DeviceLease.acquire(tuple(by_uid), count, self._replica, deadline_s=DEVICE_WAIT_S)
+        return tuple(by_uid[uid] for uid in self._lease.uids)
+
+    def _group_spec(self) -> GroupSpec:
+        spec = self._spec
+        ranks = (
+            RankSpec(rank=rank, node=spec.node, address=spec.address, device=device)
+            for rank, device in enumerate(self._devices)
+        )
+        return GroupSpec(
+            ranks=tuple(ranks),
+            tp=spec.tp,
+            pp=spec.pp,
+            master_address=spec.address,
+            master_port=_free_port(spec.address),
+        )
+
+    def _launch(self, backend: Backend, plugins: PluginManager, port: int) -> EngineProcess:
+        spec = self._spec
+        launch = backend.engine(
+            EngineSpec(
+                model_path=spec.path,
+                served_name=spec.model,
+                devices=self._devices,
+                tp=spec.tp,
+                pp=spec.pp,
+                host=spec.address,
+                port=port,
+                max_model_len=spec.max_model_len,
+                kv_cache_bytes=spec.kv_cache_bytes,
+                gpu_memory_utilization=spec.gpu_memory_utilization,
+                dtype=spec.dtype,
+                extra_args=spec.engine_args,
+                options=spec.options,
+            )
+        )
+        launch = replace(
+            launch,
+            env={**backend.device_env(self._devices), **launch.env},
+            env_remove=(*launch.env_remove, *backend.other_visible_envs),
+            start_deadline_s=min(launch.start_deadline_s, spec.start_deadline_s),
+        )
+        return EngineProcess(
+            launch,
+            replica=self._replica,
+            address=(spec.address, port),
+            served_name=spec.model,
+            log_path=_log_path(self._replica),
+            hints=plugins.error_hints(),
+            pass_fds=self._lease.fds if self._lease else (),
+        )
+
+    def _drain(self) -> None:
+        assert self._engine is not None
+        # Gateways learn of the new table within milliseconds; what they sent before that must have arrived.
+        time.sleep(TABLE_DELAY_S)
+        deadline = time.monotonic() + DRAIN_S
+        while self._engine.exit_code() is None and self._engine.requests_in_flight() and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        if self._engine is not None:
+            self._engine.stop()
+        if self._lease is not None:
+            self._lease.release()
+
+    def _note_leftovers(self) -> None:
+        if self._lease is not None and self._engine is not None:
+            self._lease.note(scratch=self._engine.scratch, shm=self._engine.shared_memory())
+
+    # -- what the scheduler is told ------------------------------------------------------------------------------------
+
+    async def _fail(self, error: Exception) -> None:
+        if self._stopping.is_set():
+            return  # __del__ is at work; what failed was the start it interrupted
+        known = error if isinstance(error, HeteroError) else InternalError(f"{self._replica}: {error!r}")
+        self._error, self._state = known, ReplicaState.FAILED
+        await asyncio.to_thread(self._stop)
+        self._renewal.cancel()
+        await self._renew()
+
+    async def _renew_forever(self) -> None:
+        noted_at = time.monotonic()
+        while True:
+            await self._renew()
+            await asyncio.sleep(LEASE_PERIOD_S)
+            if time.monotonic() - noted_at > SHM_NOTE_PERIOD_S and self._state is ReplicaState.STARTING:
+                await asyncio.to_thread(self._note_leftovers)
+                noted_at = time.monotonic()
+
+    async def _renew(self) -> None:
+        try:
+            await self._scheduler.renew.remote(to_data(self._status()), ray.get_runtime_context().get_actor_id())
+        except ray.exceptions.RayActorError:
+            # The scheduler restarts by itself and its handle stays good; the next renewal reaches it.
+            return
+
+    async def _watch_engine(self) -> None:
+        engine = self._engine
+        assert engine is not None
+        await asyncio.to_thread(engine.wait)
+        if self._stopping.is_set():
+            return
+        await self._fail(await asyncio.to_thread(engine.failure))
+        # Serve replaces a dead actor at once, an unhealthy one only after three failed checks.
+        os._exit(1)
+
+    def _status(self) -> ReplicaStatus:
+        spec, engine = self._spec, self._engine
+        starting = self._state is ReplicaState.STARTING
+        ready = self._state is ReplicaState.READY
+        return ReplicaStatus(
+            replica=self._replica,
+            model=spec.model,
+            app=spec.app,
+            kind=spec.kind,
+            accelerator=spec.accelerator,
+            node=spec.node,
+            state=self._state,
+            tp=spec.tp,
+            pp=spec.pp,
+            devices=tuple(device.uid for device in self._devices),
+            cores=tuple(core for device in self._devices for core in device.cores),
+            endpoint="{}:{}".format(*self._endpoint) if ready and self._endpoint else None,
+            phase=(engine.phase if engine else self._launched_phase) if starting else None,
+            phase_since_s=time.monotonic() - engine.phase_since if starting and engine else None,
+            started_unix_s=self._started_unix_s,
+            ready_after_s=self._ready_after_s,
+            max_model_len=spec.max_model_len,
+            kv_tokens=engine.facts.get("kv_tokens") if engine else None,
+            simulated=any(device.simulated for device in self._devices),
+            engine_pid=engine.pid if engine else None,
+            actor_pid=os.getpid(),
+            log=str(engine.log_path) if engine else None,
+            error=to_data(self._error.report) if self._error else None,
+        )
+
+
+def _assigned_devices(backend: Backend, devices: Sequence[Device], count: int) -> tuple[Device, ...]:
+    """Return the devices Ray assigned, ascending: Ray may say ``6,4``, which some vendors' runtimes do not accept."""
+    assert backend.native_resource is not None
+    ids = ray.get_runtime_context().get_accelerator_ids().get(backend.native_resource, [])
+    by_id = {name: device for device in devices for name in (str(device.index), device.uid)}
+    missing = [name for name in ids if name not in by_id]
+    if missing or len(ids) != count:
+        raise DeviceBusy(
+            f"Ray assigned {backend.native_resource} {','.join(ids) or 'none'}, the plan has "
+            f"{','.join(str(device.index) for device in devices)} and needs {count}",
+            next=("hetero-llm devices", "hetero-llm status"),
+        )
+    return tuple(sorted((by_id[name] for name in ids), key=lambda device: device.index))
+
+
+def _free_port(address: str) -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _log_path(replica: str) -> Path:
+    return state_dir() / "logs" / f"{replica}.log"

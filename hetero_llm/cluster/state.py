@@ -1,0 +1,122 @@
+"""What is running on this machine, kept as one small file per `serve`, readable without Ray.
+
+A record is only a pointer (process id, address, URL). Its truth is the process: a record whose process is gone is
+removed by whoever reads it next.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import platformdirs
+import psutil
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRecord:
+    """One `hetero-llm serve`.
+
+    Attributes:
+        name: file name of the record, unique on the machine.
+        pid: the supervising process.
+        address: Ray address of its cluster, empty until it is up.
+        temp_dir: Ray's temporary folder, which also holds the cluster's token.
+        url: base URL of the gateway, None until it listens.
+        ready: every replica asked for has generated a token.
+        log: output of a detached `serve`, None in the foreground.
+        error: the ErrorReport it ended with, as builtins.
+    """
+
+    name: str
+    pid: int
+    pid_created_unix_s: float
+    started_unix_s: float
+    address: str = ""
+    temp_dir: str | None = None
+    url: str | None = None
+    models: tuple[str, ...] = ()
+    ready: bool = False
+    log: str | None = None
+    error: Mapping[str, Any] | None = None
+
+
+def state_dir() -> Path:
+    """Return the folder for records and logs: ``HETERO_LLM_STATE_DIR`` or the user's state folder. It exists."""
+    override = os.environ.get("HETERO_LLM_STATE_DIR")
+    path = Path(override) if override else platformdirs.user_state_path("hetero-llm")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def new_record(name: str, *, started_unix_s: float, log: str | None = None) -> ServeRecord:
+    """Return a record for the calling process."""
+    me = psutil.Process()
+    return ServeRecord(
+        name=name, pid=me.pid, pid_created_unix_s=me.create_time(), started_unix_s=started_unix_s, log=log
+    )
+
+
+def write_record(record: ServeRecord) -> None:
+    """Write `record` so that a reader sees the old or the new one, never half of it."""
+    path = _record_path(record.name)
+    draft = path.with_suffix(f".{record.pid}.tmp")
+    draft.write_bytes(msgspec.json.encode(record))
+    draft.replace(path)
+
+
+def update_record(record: ServeRecord, **changes: Any) -> ServeRecord:
+    """Write and return `record` with `changes`."""
+    changed = replace(record, **changes)
+    write_record(changed)
+    return changed
+
+
+def remove_record(name: str) -> None:
+    """Remove a record; nothing happens when it is gone already."""
+    _record_path(name).unlink(missing_ok=True)
+
+
+def read_record(name: str) -> ServeRecord | None:
+    """Return a record by name, alive or not; None when there is none."""
+    try:
+        return msgspec.json.decode(_record_path(name).read_bytes(), type=ServeRecord)
+    except FileNotFoundError:
+        return None
+
+
+def live_records() -> tuple[ServeRecord, ...]:
+    """Return the records of living processes, oldest first; records of dead ones without an error are removed."""
+    alive = []
+    for path in _records_dir().glob("*.json"):
+        record = read_record(path.stem)
+        if record is None:
+            continue
+        if is_alive(record):
+            alive.append(record)
+        else:
+            remove_record(record.name)
+    return tuple(sorted(alive, key=lambda record: record.started_unix_s))
+
+
+def is_alive(record: ServeRecord) -> bool:
+    """Return whether the record's process still runs; a reused process id does not count."""
+    try:
+        process = psutil.Process(record.pid)
+        return abs(process.create_time() - record.pid_created_unix_s) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _records_dir() -> Path:
+    path = state_dir() / "serve"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def _record_path(name: str) -> Path:
+    return _records_dir() / f"{name}.json"

@@ -1,0 +1,149 @@
+"""Read a model's shape from its config.json: layers, heads, context length. No weights are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetero_llm.errors import ModelFolderInvalid
+
+# One list per fact: architectures name the same number differently. The order is vLLM's order of trust.
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HEADS = ("num_attention_heads", "n_head", "n_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+_VOCAB = ("vocab_size", "padded_vocab_size")
+_CONTEXT = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+
+# Types of rope scaling whose config states the context already scaled (vLLM's `_get_and_verify_max_len`).
+_ROPE_ALREADY_SCALED = frozenset({"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """A model's shape; fields as in `hetero_llm.model.ModelFacts`. `dtype` is None when the config names none."""
+
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int | None
+    latent_kv_size: int | None
+    vocab_size: int
+    max_model_len: int
+    dtype: str | None
+    quantization: str | None
+
+
+def read_geometry(config: Mapping[str, Any], where: str, tokenizer_limit: int | None = None) -> Geometry:
+    """Return the shape that `config` (the content of a config.json) describes.
+
+    Args:
+        where: the file's path, for messages.
+        tokenizer_limit: ``model_max_length`` of tokenizer_config.json; the engine takes the smaller of the two.
+
+    Raises:
+        ModelFolderInvalid: a number that every language model has is missing or not a positive integer.
+    """
+    # Multimodal configs nest the language model; the outer level names the architecture.
+    text = {**config, **_mapping(config.get("text_config"))}
+    heads = _required(text, _HEADS, where)
+    hidden = _required(text, _HIDDEN, where)
+    return Geometry(
+        architecture=_architecture(config, where),
+        layers=_required(text, _LAYERS, where),
+        heads=heads,
+        kv_heads=_optional(text, _KV_HEADS) or heads,
+        head_dim=_optional(text, ("head_dim",)) or hidden // heads,
+        hidden_size=hidden,
+        intermediate_size=_optional(text, ("intermediate_size", "n_inner", "ffn_dim")),
+        latent_kv_size=_latent_kv_size(text),
+        vocab_size=_required(text, _VOCAB, where),
+        max_model_len=_max_model_len(text, where, tokenizer_limit),
+        dtype=_dtype(text),
+        quantization=_quantization(config, text),
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _architecture(config: Mapping[str, Any], where: str) -> str:
+    names = config.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return names[0]
+    raise ModelFolderInvalid(
+        f"{where} names no architecture",
+        cause="the key `architectures` is missing or empty, so the engine cannot know which model this is",
+        next=("use the config.json that came with the model",),
+    )
+
+
+def _optional(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _required(config: Mapping[str, Any], keys: tuple[str, ...], where: str) -> int:
+    value = _optional(config, keys)
+    if value is not None:
+        return value
+    written = next((config[key] for key in keys if key in config), None)
+    seen = "it is missing" if written is None else f"it is {written!r}"
+    raise ModelFolderInvalid(
+        f"{where} has no usable `{keys[0]}`",
+        cause=f"a positive whole number is needed; {seen} (also looked for: {', '.join(keys[1:])})",
+        next=("use the config.json that came with the model",),
+    )
+
+
+def _latent_kv_size(config: Mapping[str, Any]) -> int | None:
+    """Elements per token and layer that multi-head latent attention caches, once for all heads; None without it."""
+    rank = _optional(config, ("kv_lora_rank",))
+    return None if rank is None else rank + (_optional(config, ("qk_rope_head_dim",)) or 0)
+
+
+def _max_model_len(config: Mapping[str, Any], where: str, tokenizer_limit: int | None) -> int:
+    stated = [config[key] for key in _CONTEXT if isinstance(config.get(key), int) and config[key] > 0]
+    if not stated:
+        _required(config, _CONTEXT, where)
+    limit = min(stated)
+    if tokenizer_limit is not None and tokenizer_limit > 0:
+        limit = min(limit, tokenizer_limit)
+    return int(limit * _rope_factor(config))
+
+
+def _rope_factor(config: Mapping[str, Any]) -> float:
+    rope = _mapping(config.get("rope_parameters")) or _mapping(config.get("rope_scaling"))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    factor = rope.get("factor")
+    if kind in _ROPE_ALREADY_SCALED or kind == "default" or "gemma3" in str(config.get("model_type", "")):
+        return 1.0
+    return float(factor) if isinstance(factor, int | float) and factor > 0 else 1.0
+
+
+def _dtype(config: Mapping[str, Any]) -> str | None:
+    value = config.get("dtype", config.get("torch_dtype"))
+    return value.removeprefix("torch.") if isinstance(value, str) else None
+
+
+def _quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
+    quantization = _mapping(config.get("quantization_config") or text.get("quantization_config"))
+    if not quantization:
+        return None
+    return str(quantization.get("quant_method", "unknown"))

@@ -1,0 +1,101 @@
+"""Rules that decide about a whole cell before any device is counted: wanted at all, and able to run the model at all.
+
+Each filter takes (cell, facts, wish) and returns a refusal or None. `FILTERS` is the order in which they are asked; the
+first refusal is the one the user reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hetero_llm.model import ModelFacts, PoolWish, Rejection
+from hetero_llm.scheduler.cells import Cell
+from hetero_llm.scheduler.shapes import tp_refusal
+
+Filter = Callable[[Cell, ModelFacts, PoolWish], Rejection | None]
+
+CPU = "cpu"
+"""The kind that is used only when it is asked for by name."""
+
+
+def refuse(cell: Cell, rule: str, reason: str) -> Rejection:
+    """Return the refusal of `cell`."""
+    return Rejection(node=cell.node, kind=cell.kind, accelerator=cell.accelerator, rule=rule, reason=reason)
+
+
+def refused(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    """Return the first refusal of `cell`, None when its devices may be counted."""
+    return next((found for rule in FILTERS if (found := rule(cell, facts, wish)) is not None), None)
+
+
+def _kind(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    if wish.kinds and cell.kind not in wish.kinds:
+        return refuse(cell, "kind", f"{cell.kind} was not asked for, only {', '.join(wish.kinds)}")
+    if not wish.kinds and cell.kind == CPU:
+        return refuse(cell, "kind", "cpu is never chosen silently; ask for it with --kind cpu")
+    return None
+
+
+def _accelerator(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    if wish.accelerator is None or wish.accelerator == cell.accelerator:
+        return None
+    return refuse(cell, "kind", f"{cell.accelerator} was not asked for, only {wish.accelerator}")
+
+
+def _node(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    return None if cell.alive else refuse(cell, "node", "the node does not answer")
+
+
+def _backend(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    found = cell.rules.check(facts, cell.accelerator, wish)
+    return replace(found[0], node=cell.node, kind=cell.kind, accelerator=cell.accelerator) if found else None
+
+
+def _dtype(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    # float32 weights are served in the device's 16-bit type.
+    if cell.entry is None or facts.dtype == "float32" or facts.dtype in cell.entry.dtypes:
+        return None
+    supported = ", ".join(cell.entry.dtypes)
+    return refuse(cell, "dtype", f"the model is {facts.dtype}, {cell.accelerator} computes in {supported}")
+
+
+def _parallelism(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    if cell.entry is None:
+        return None
+    asked = {"tp": (wish.tp or 1, "tensor"), "pp": (wish.pp or 1, "pipeline")}
+    for feature, (size, word) in asked.items():
+        if size > 1 and feature not in cell.entry.features:
+            return refuse(cell, "feature", f"{cell.accelerator} has no {word} parallelism, {feature} {size} asked for")
+    return None
+
+
+def _context(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    if wish.max_model_len is None or wish.max_model_len <= facts.max_model_len:
+        return None
+    reason = f"a context of {wish.max_model_len} tokens was asked for, the model was made for {facts.max_model_len}"
+    return refuse(cell, "feature", reason)
+
+
+def _heads(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    reason = None if wish.tp is None else tp_refusal(facts, wish.tp)
+    return None if reason is None else refuse(cell, "heads", reason)
+
+
+def _layers(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    if wish.pp is None or wish.pp <= facts.layers:
+        return None
+    return refuse(cell, "feature", f"PP {wish.pp} needs as many layers, the model has {facts.layers}")
+
+
+FILTERS: tuple[Filter, ...] = (
+    _kind,
+    _accelerator,
+    _node,
+    _backend,
+    _dtype,
+    _parallelism,
+    _context,
+    _heads,
+    _layers,
+)

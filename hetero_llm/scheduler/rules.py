@@ -1,0 +1,52 @@
+"""How a backend looks to the planner: a few numbers and two functions, so that plans need no plugin to be tested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hetero_llm.model import ModelFacts, PoolWish, Rejection
+from hetero_llm.plugin import Backend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindRules:
+    """What limits replicas on one kind.
+
+    Attributes:
+        native_resource: Ray resource that hands out device ids, None when devices are leased.
+        check: (facts, accelerator, wish) to the kind's own refusals; their `node` is filled in by the planner.
+        overhead_bytes: (facts, tp, pp) to memory each device needs beside weights and KV cache.
+        block_size: tokens per KV-cache block; the engine rounds the cache down to whole blocks.
+        default_kv_bytes: KV cache per device when nobody asked for a size and one full context is not larger; None
+            gives the cache all memory that is left, right where the memory is the accelerator's own.
+    """
+
+    native_resource: str | None
+    check: Callable[[ModelFacts, str, PoolWish], tuple[Rejection, ...]]
+    overhead_bytes: Callable[[ModelFacts, int, int], int]
+    block_size: int = 16
+    default_kv_bytes: int | None = None
+
+
+def rules_of(backend: Backend) -> KindRules:
+    """Return the rules of a loaded backend."""
+    return KindRules(
+        native_resource=backend.native_resource,
+        check=backend.check_model,
+        overhead_bytes=backend.overhead_bytes,
+        block_size=backend.kv_block_tokens,
+        default_kv_bytes=backend.kv_default_bytes,
+    )
+
+
+def _accept(facts: ModelFacts, accelerator: str, wish: PoolWish) -> tuple[Rejection, ...]:
+    return ()
+
+
+def _no_overhead(facts: ModelFacts, tp: int, pp: int) -> int:
+    return 0
+
+
+UNKNOWN_KIND = KindRules(native_resource=None, check=_accept, overhead_bytes=_no_overhead)
+"""For an inventory of another machine that has a kind nobody here knows: memory, heads and counts still decide."""

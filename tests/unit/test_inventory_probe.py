@@ -1,0 +1,132 @@
+"""Discovery runs in a real child process against plugins installed into a folder on its path."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hetero_llm.inventory.probe import probe_kind, probe_kinds
+
+BACKEND = """
+import os, signal, subprocess, sys, time
+from hetero_llm.plugin import Backend, Device, Discovery, Health, hookimpl
+
+class Toy(Backend):
+    kind = "toynpu"
+    api_version = "1.0"
+    def discover(self):
+        {discover}
+    def versions(self): return {{"driver": "1.0"}}
+    def device_env(self, devices): return {{}}
+    def group(self, spec): raise NotImplementedError
+    def engine(self, spec): raise NotImplementedError
+    def check_model(self, facts, accelerator, wish): return ()
+
+@hookimpl
+def hetero_llm_backends(): return (Toy(),)
+"""
+TWO_DEVICES = """
+        print("library chatter")
+        os.write(1, b"chatter from C")
+        return Discovery(devices=tuple(
+            Device(kind="toynpu", accelerator="T1", uid=f"t{i}", index=i,
+                   health=Health.FAILED if i == 0 else Health.OK) for i in range(2)))
+"""
+
+Install = Callable[[str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return a function that installs a plugin of kind ``toynpu`` with the given body of `discover`."""
+
+    def write(discover: str) -> None:
+        (tmp_path / "toy_probe_plugin.py").write_text(BACKEND.format(discover=discover))
+        info = tmp_path / "toy_probe_plugin-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-probe-plugin\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[hetero_llm.backends]\ntoynpu = toy_probe_plugin\n")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    return write
+
+
+def test_devices_come_back_whole_although_libraries_print_to_stdout(install: Install) -> None:
+    install(TWO_DEVICES)
+    found = probe_kind("toynpu")
+    assert [(device.uid, device.index, device.health) for device in found.devices] == [
+        ("t0", 0, "failed"),
+        ("t1", 1, "ok"),
+    ]
+    assert found.problems == ()
+
+
+def test_versions_come_with_the_devices(install: Install) -> None:
+    install(TWO_DEVICES)
+    assert probe_kinds(["toynpu"])["toynpu"].versions == {"driver": "1.0"}
+
+
+def test_a_discovery_that_hangs_is_a_problem_at_the_deadline_and_leaves_no_process(
+    install: Install, tmp_path: Path
+) -> None:
+    install(f"""
+        tool = subprocess.Popen(["sleep", "600"])
+        open({str(tmp_path / "pids")!r}, "w").write(f"{{os.getpid()}} {{tool.pid}}")
+        sys.stderr.write("waiting for the driver\\n"); sys.stderr.flush()
+        time.sleep(600)
+""")
+    started = time.monotonic()
+    found = probe_kind("toynpu", deadline_s=3.0)
+    assert time.monotonic() - started < 10
+    assert [problem.code for problem in found.problems] == ["HL202"]
+    assert "3 s" in found.problems[0].text
+    assert "waiting for the driver" in found.problems[0].text
+    assert [pid for pid in (tmp_path / "pids").read_text().split() if _is_alive(int(pid))] == []
+
+
+def test_a_crash_is_a_problem_with_the_last_line_of_stderr(install: Install) -> None:
+    install('raise RuntimeError("libvendor.so: driver is not loaded")')
+    found = probe_kind("toynpu")
+    assert [problem.code for problem in found.problems] == ["HL203"]
+    assert "RuntimeError: libvendor.so: driver is not loaded" in found.problems[0].text
+    assert found.problems[0].next
+
+
+def test_a_silent_death_names_the_signal(install: Install) -> None:
+    install("os.kill(os.getpid(), signal.SIGSEGV)")
+    assert "ended by signal 11" in probe_kind("toynpu").problems[0].text
+
+
+def test_an_answer_of_the_wrong_shape_is_a_problem(install: Install) -> None:
+    install("return Discovery(devices=(1, 2))")
+    assert [problem.code for problem in probe_kind("toynpu").problems] == ["HL203"]
+
+
+def test_a_failing_kind_does_not_touch_another(install: Install) -> None:
+    install('raise RuntimeError("gone")')
+    found = probe_kinds(["cpu", "toynpu"])
+    assert found["cpu"].discovery.devices
+    assert found["toynpu"].discovery.problems
+
+
+def test_a_background_process_of_a_driver_tool_does_not_delay_the_answer(install: Install, tmp_path: Path) -> None:
+    install(f"""
+        tool = subprocess.Popen(["sleep", "600"])
+        open({str(tmp_path / "pids")!r}, "w").write(str(tool.pid))
+        return Discovery(source="toy")
+""")
+    assert probe_kind("toynpu", deadline_s=30).source == "toy"
+    assert not _is_alive(int((tmp_path / "pids").read_text()))
+
+
+def _is_alive(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return False
+        time.sleep(0.05)
+    return Path(f"/proc/{pid}").exists()
