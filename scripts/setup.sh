@@ -46,10 +46,11 @@ make_venv() {
         "install its venv package, for example: apt install python3.11-venv"
 }
 
+# Twice quiet: pip warns once per package and index that does not have it. Errors are still shown.
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 install_lock() {
-    pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/dev.txt "$@"
+    pip install -qq --no-deps -r requirements/cpu.txt -r requirements/dev.txt "$@"
 }
 
 # Look before installing: 2.8 GB are not to be fetched twice because of one package.
@@ -57,7 +58,7 @@ index_has_torch() {
     local torch
     torch="$(grep -E '^torch==' requirements/cpu.txt)"
     "$venv/bin/python" -m pip show torch 2>/dev/null | grep -qx "Version: ${torch#torch==}" ||
-        pip download --quiet --no-deps --dest "$1" "$torch" 2>"$1/error"
+        pip download -qq --no-deps --dest "$1" "$torch" 2>"$1/error"
 }
 
 main() {
@@ -66,7 +67,7 @@ main() {
     make_venv
     rm -f "$stamp"
     say "installing the locked packages into $venv; the first time this takes some minutes"
-    pip install --quiet "pip==$pip_version" || say "keeping the pip that is there"
+    pip install -qq "pip==$pip_version" || say "keeping the pip that is there"
     local scratch extra=()
     scratch="$(mktemp -d)"
     # shellcheck disable=SC2064
@@ -80,7 +81,7 @@ main() {
     fi
     install_lock "${extra[@]}" || die "installing the locked packages failed; pip's message is above" \
         "check the network and pip's index settings: $venv/bin/pip config list" "then run it again: what is there is kept"
-    pip install --quiet --no-deps --no-build-isolation -e . || die "installing hetero-llm itself failed" "make clean setup"
+    pip install -qq --no-deps --no-build-isolation -e . || die "installing hetero-llm itself failed" "make clean setup"
     wanted_stamp >"$stamp"
     say "done"
 }

@@ -25,7 +25,9 @@ Message = dict[str, str]
 @click.option("--url", metavar="URL", help="Base URL of the endpoint. Default: the one served from this machine.")
 @click.option("-m", "--message", metavar="TEXT", help="Ask this and leave; `-` reads it from stdin.")
 @click.option("--system", metavar="TEXT", help="System prompt.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="Sampling temperature. Default: the model's own.")
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), metavar="T", help="Sampling temperature. Default: the model's own."
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Limit of the answer.")
 @click.option("--api-key", envvar=["HETERO_LLM_API_KEY", "OPENAI_API_KEY"], metavar="KEY", help="Key of the endpoint.")
 def command(

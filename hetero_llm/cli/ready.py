@@ -58,7 +58,7 @@ def ready_lines(info: ReadyInfo) -> Sequence[str]:
         "keys": "needed: one of the key file" if info.has_keys else "none needed; --api-keys FILE asks for them",
         "stop": ("Ctrl-C, or: " if info.foreground else "") + "hetero-llm stop --all",
     }
-    return ("", f"Ready after {info.seconds:.1f} s", "", *(f"  {name:<11}{text}" for name, text in rows.items()), "")
+    return ("", f"Ready after {info.seconds:.1f} s", "", *(f"  {name:<12}{text}" for name, text in rows.items()), "")
 
 
 def curl_line(url: str, model: str, has_keys: bool) -> str:

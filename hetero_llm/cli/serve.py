@@ -15,7 +15,6 @@ from hetero_llm.cli import render
 from hetero_llm.cli.options import (
     ENGINE_ARGS,
     EngineVerb,
-    address_option,
     choice_options,
     file_option,
     output_option,
@@ -25,6 +24,7 @@ from hetero_llm.errors import ExitCode, HeteroError
 
 if TYPE_CHECKING:
     from hetero_llm.cli.ready import ReadyInfo
+    from hetero_llm.cli.signals import StopSignals
     from hetero_llm.cli.supervisor import ServeJob, Supervisor
     from hetero_llm.config import Config
     from hetero_llm.gateway.options import GatewayOptions
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--port", type=click.IntRange(0, 65535), metavar="P", help="Port; 0 for any free one. Default: 8000.")
 @click.option("--api-keys", type=click.Path(), metavar="FILE", help="File of API keys that clients must use.")
 @click.option("--no-auth", is_flag=True, help="Allow an address that others can reach, without keys.")
-@address_option
+@click.option("--address", metavar="ADDRESS", help="Ray cluster to join. Default: RAY_ADDRESS, else a new local one.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @click.option("--detach", is_flag=True, help="Go on in the background once it is ready.")
 @click.option("--start-timeout-s", type=click.FloatRange(min=1), metavar="N", help="Limit for loading. Default: 600.")
@@ -51,18 +51,21 @@ def command(ctx: click.Context, /, models: tuple[str, ...], output: render.Forma
     configuration, the bundled demo model runs on the CPU. Starts a local cluster unless one is named. Words after
     `--` go to the engine as they are. Ctrl-C stops everything that was started.
     """
+    from hetero_llm.cli.signals import StopSignals
+
     started_s = time.monotonic()
-    config = _config(given)
-    for note in unsupported_notes(config):
-        render.say(f"note: {note}")
-    requests = _requests(models, config, given, ctx.meta[ENGINE_ARGS])
-    if given["dry_run"]:
-        return _dry_run(requests, _address(config), output)
-    gateway = _gateway(config, no_auth=given["no_auth"])
-    name = os.environ.pop(_name_env(), None)
-    if given["detach"] and name is None:
-        return _detach(ctx.find_object(list) or [], requests, bool(gateway.keys), output)
-    return _supervise(_job(requests, gateway, _address(config), name, started_s), output)
+    with StopSignals() as signals:
+        config = _config(given)
+        for note in unsupported_notes(config):
+            render.say(f"note: {note}")
+        requests = _requests(models, config, given, ctx.meta[ENGINE_ARGS])
+        if given["dry_run"]:
+            return _dry_run(requests, _address(config), output)
+        gateway = _gateway(config, no_auth=given["no_auth"])
+        name = os.environ.pop(_name_env(), None)
+        if given["detach"] and name is None:
+            return _detach(ctx.find_object(list) or [], requests, bool(gateway.keys), output)
+        return _supervise(_job(requests, gateway, _address(config), name, started_s), signals, output)
 
 
 def _config(given: dict[str, Any]) -> Config:
@@ -120,26 +123,24 @@ def _job(
     )
 
 
-def _supervise(job: ServeJob, output: render.Format) -> int:
+def _supervise(job: ServeJob, signals: StopSignals, output: render.Format) -> int:
     from hetero_llm.cli.phases import display_for_stderr
-    from hetero_llm.cli.signals import StopSignals
     from hetero_llm.cli.supervisor import Supervisor
 
-    with StopSignals() as signals:
-        supervisor = Supervisor(job, display_for_stderr(), signals)
-        failure: HeteroError | None = None
+    supervisor = Supervisor(job, display_for_stderr(), signals)
+    failure: HeteroError | None = None
+    try:
+        return _serve(supervisor, output)
+    except HeteroError as error:
+        failure = error
+        render.say(f"failed: {error}; taking down what was started")
+        raise
+    finally:
+        signals.hold()
         try:
-            return _serve(supervisor, output)
-        except HeteroError as error:
-            failure = error
-            render.say(f"failed: {error}; taking down what was started")
-            raise
+            supervisor.close()
         finally:
-            signals.hold()
-            try:
-                supervisor.close()
-            finally:
-                supervisor.end_record(failure)
+            supervisor.end_record(failure)
 
 
 def _serve(supervisor: Supervisor, output: render.Format) -> int:

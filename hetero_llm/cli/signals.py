@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -11,6 +13,19 @@ from typing import Any
 from hetero_llm.cli import render
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+COLLECT_S = 0.1
+
+_blocking = threading.Event()
+
+
+def _unblock_in_child() -> None:
+    # A child inherits the mask of the thread that forks, and Ray's processes must stay stoppable. Runs in every child
+    # that is forked with a preexec_fn, as Ray's are.
+    if _blocking.is_set():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+os.register_at_fork(after_in_child=_unblock_in_child)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -22,45 +37,64 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.stopping = False
-        self._deferred = False
-        self._pending = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
         self._before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._on_signal)
+        self._install()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # After a stop the process is about to end; a late second Ctrl-C must not change its exit code.
+            signal.signal(number, signal.SIG_IGN if self.stopping else handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Finish the block before a signal takes effect: half a started cluster could not be cleaned up."""
-        self._deferred = True
+        """Finish the block before a signal takes effect: half a started cluster could not be cleaned up.
+
+        The signals are blocked and collected by a thread, not merely handled: `ray.init` puts a handler of its own in
+        place, in C++, that aborts the process. Ours is put back before they are let through again.
+        """
+        stopping_before = self.stopping
+        done = threading.Event()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        _blocking.set()
+        collector = threading.Thread(target=self._collect, args=(done,))
+        collector.start()
         try:
             yield
         finally:
-            self._deferred = False
-            if self._pending:
-                self._pending = False
+            done.set()
+            collector.join()
+            self._install()
+            _blocking.clear()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            if self.stopping and not stopping_before:
                 raise Interrupted
 
     def hold(self) -> None:
         """From now on signals only get the answer that the end is under way."""
         self.stopping = True
 
+    def _install(self) -> None:
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _collect(self, done: threading.Event) -> None:
+        while not done.is_set():
+            if signal.sigtimedwait(STOP_SIGNALS, COLLECT_S) is not None:
+                self._note()
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stopping:
-            render.say("already stopping")
-            return
-        self.stopping = True
-        render.say("stopping …")
-        if self._deferred:
-            self._pending = True
-        else:
+        if self._note():
             raise Interrupted
+
+    def _note(self) -> bool:
+        """Answer a signal; return whether it is the first."""
+        first = not self.stopping
+        self.stopping = True
+        render.say("stopping …" if first else "already stopping")
+        return first

@@ -46,7 +46,7 @@ def command(model: str | None, every: bool, address: str | None) -> int:
 
 def _stop_everything(records: Sequence[ServeRecord]) -> int:
     if not records:
-        raise NotRunning("nothing is being served from this machine")
+        raise NotRunning("nothing is being served from this machine", next=("hetero-llm serve",))
     for record in records:
         # The supervisor takes down what it started; this works too while the cluster is still coming up, or is stuck.
         with suppress(ProcessLookupError):

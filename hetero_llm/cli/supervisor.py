@@ -67,6 +67,7 @@ class Supervisor:
         self._signals = signals
         self._session: Session | None = None
         self._wanted: dict[str, Plan] = {}
+        self._import = threading.Thread(target=importlib.import_module, args=("hetero_llm.gateway.deploy",))
         self._record = state.new_record(job.name, started_unix_s=time.time(), log=job.log)
         state.write_record(self._record)
 
@@ -80,7 +81,7 @@ class Supervisor:
         from hetero_llm.plugin.manager import load_plugins
 
         # Ray takes two seconds to import; meanwhile the devices are probed and the plan is made.
-        threading.Thread(target=importlib.import_module, args=("hetero_llm.gateway.deploy",)).start()
+        self._import.start()
         manager = load_plugins()
         nodes = self._nodes(manager)
         plans = plan_all(self._job.requests, nodes, manager)
@@ -113,6 +114,8 @@ class Supervisor:
     def close(self) -> None:
         """Take down what this job started; of a joined cluster only its own models. Safe to call twice."""
         self._display.close()
+        if self._import.is_alive():
+            self._import.join()  # an import that the interpreter's end cuts off complains
         session, self._session = self._session, None
         if session is None:
             return
@@ -153,6 +156,7 @@ class Supervisor:
 
         self._display.step("starting a local cluster")
         native = {backend.kind: backend.native_resource for backend in manager.backends()}
+        self._import.join()
         with self._signals.deferred():
             self._session = start_local(nodes, native)
             self._record = state.update_record(

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 import ray
-from ray.experimental import internal_kv
 
 from hetero_llm.cluster.names import LEASE_LATE_S, LEASE_PERIOD_S, NAMESPACE, SCHEDULER
+from hetero_llm.cluster.ray_private import death_of, kv_get, kv_put
 from hetero_llm.cluster.registry import ConfiguredModel, Registry
 from hetero_llm.cluster.resident import release_startup_pages
 from hetero_llm.model import Inventory, ReplicaStatus, from_data
@@ -24,8 +24,8 @@ from hetero_llm.model import Inventory, ReplicaStatus, from_data
 SETTLE_S = 4 * LEASE_PERIOD_S
 """After a restart no table is given out before every living replica had time to renew its lease."""
 
-_MODELS_KEY = b"models"
-_INVENTORY_KEY = b"inventory"
+_MODELS = "models"
+_INVENTORY = "inventory"
 
 
 class Scheduler:
@@ -38,7 +38,7 @@ class Scheduler:
         self._actor_ids: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._started = time.monotonic()
-        models = _kv_get(_MODELS_KEY)
+        models = kv_get(NAMESPACE, _MODELS)
         for model in msgspec.json.decode(models, type=tuple[ConfiguredModel, ...]) if models else ():
             self._registry.put_model(model)
         self._restarted = models is not None
@@ -61,11 +61,11 @@ class Scheduler:
 
     async def put_inventory(self, inventory: bytes) -> None:
         """Keep the inventory of the cluster's nodes (`Inventory` as JSON)."""
-        _kv_put(_INVENTORY_KEY, inventory)
+        kv_put(NAMESPACE, _INVENTORY, inventory)
 
     async def inventory(self) -> bytes:
         """Return the inventory as it was put; without `held_by`."""
-        return _kv_get(_INVENTORY_KEY) or msgspec.json.encode(Inventory())
+        return kv_get(NAMESPACE, _INVENTORY) or msgspec.json.encode(Inventory())
 
     async def renew(self, status: Mapping[str, Any], actor_id: str) -> None:
         """Take a replica's lease: its `ReplicaStatus` as builtins and its actor's id.
@@ -93,7 +93,7 @@ class Scheduler:
         return msgspec.json.encode(self._registry.table())
 
     def _models_changed(self) -> None:
-        _kv_put(_MODELS_KEY, msgspec.json.encode(self._registry.models()))
+        kv_put(NAMESPACE, _MODELS, msgspec.json.encode(self._registry.models()))
         self._notify()
 
     def _notify(self) -> None:
@@ -105,27 +105,9 @@ class Scheduler:
         while True:
             await asyncio.sleep(LEASE_PERIOD_S)
             for replica in self._registry.late(time.monotonic(), LEASE_LATE_S):
-                if cause := await asyncio.to_thread(_death_of, self._actor_ids[replica]):
+                if cause := await asyncio.to_thread(death_of, self._actor_ids[replica]):
                     self._registry.died(replica, cause)
                     self._notify()
-
-
-def _death_of(actor_id: str) -> str | None:
-    """Return why an actor is dead, or None while Ray believes it alive."""
-    info = ray._private.state.actors(actor_id)
-    if info and info["State"] != "DEAD":
-        return None
-    cause = info["DeathCause"].actor_died_error_context.error_message if info else ""
-    return cause.strip().splitlines()[0] if cause.strip() else "its actor died"
-
-
-def _kv_put(key: bytes, value: bytes) -> None:
-    internal_kv._internal_kv_put(key, value, namespace=NAMESPACE.encode())
-
-
-def _kv_get(key: bytes) -> bytes | None:
-    value: bytes | None = internal_kv._internal_kv_get(key, namespace=NAMESPACE.encode())
-    return value
 
 
 def start_scheduler() -> Any:

@@ -24,6 +24,7 @@ from hetero_llm.cluster.engine_process import EngineProcess
 from hetero_llm.cluster.group import run_preflight
 from hetero_llm.cluster.lease import DeviceLease
 from hetero_llm.cluster.names import LEASE_PERIOD_S
+from hetero_llm.cluster.ray_private import bind_serve_rpc
 from hetero_llm.cluster.resident import release_startup_pages
 from hetero_llm.cluster.state import state_dir
 from hetero_llm.errors import DeviceBusy, HeteroError, InternalError
@@ -87,6 +88,7 @@ class EngineReplica:
             HeteroError: what failed; it has been reported to the scheduler too.
         """
         self._spec = from_data(spec, ReplicaSpec)
+        bind_serve_rpc(ray.util.get_node_ip_address())
         self._replica = f"{self._spec.app}-{secrets.token_hex(3)}"
         self._stopping = threading.Event()
         self._engine: EngineProcess | None = None

@@ -8,7 +8,9 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,13 +21,16 @@ import msgspec
 import psutil
 
 from hetero_llm.cluster import lease, state
-from hetero_llm.cluster.names import NAMESPACE
+from hetero_llm.cluster.names import GATEWAY_APP, NAMESPACE
 from hetero_llm.errors import ClusterStartFailed, ClusterUnreachable, NotRunning
 from hetero_llm.model import Inventory, NodeInventory, ReplicaState
 from hetero_llm.scheduler.resources import node_labels, node_resources
 
 LOOPBACK = "127.0.0.1"
 """A local cluster listens here only: nothing of it can be reached from outside the machine."""
+
+CONNECT_DEADLINE_S = 5.0
+"""Time for a cluster to accept a TCP connection."""
 
 OBJECT_STORE_BYTES = 80 << 20
 """Smallest object store Ray takes is 75 MiB. No model data goes through it."""
@@ -73,15 +78,23 @@ class Session:
         if not self.started_here:
             ray.shutdown()
             return
-        from ray import serve
-
         try:
-            # Not serve.shutdown(): it kills its controller with calls pending, and Ray prints that as errors.
-            for app in serve.status().applications:
-                serve.delete(app)
+            self._end_applications()
         finally:
             ray.shutdown()
             _end_leftovers(self.temp_dir)
+
+    def _end_applications(self) -> None:
+        # Not serve.shutdown(): it kills its controller with calls pending, and Ray prints that as errors.
+        from ray import serve
+
+        apps = serve.status().applications
+        if GATEWAY_APP in apps:
+            serve.delete(GATEWAY_APP)  # first, so that clients leave before their engines do
+        for app in apps:
+            serve.delete(app, _blocking=False)
+        while serve.status().applications:
+            time.sleep(0.1)
 
 
 def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str | None]) -> Session:
@@ -104,8 +117,10 @@ def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str |
     native_counts = {name: int(resources.pop(name, 0)) for name in ("CPU", "GPU")}
     import ray
 
+    from hetero_llm.cluster.ray_private import loopback_kept
+
     try:
-        with _on_loopback(), _signals_kept():
+        with loopback_kept(), _signals_kept():
             ray.init(
                 address="local",
                 # Explicit, zero included: Ray's own detection picks one vendor at random on mixed boxes.
@@ -145,10 +160,13 @@ def connect(address: str | None = None) -> Session:
     address, temp_dir = _where(address)
     if temp_dir:
         _use_token(temp_dir, create=False)
+    _check_reachable(address)
     import ray
 
+    from hetero_llm.cluster.ray_private import loopback_kept
+
     try:
-        with _signals_kept():
+        with loopback_kept(), _signals_kept():
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         ray.shutdown()
@@ -167,6 +185,21 @@ def connect(address: str | None = None) -> Session:
         raise NotRunning(
             f"the cluster at {address} runs no hetero-llm scheduler", next=(f"hetero-llm serve --address {address}",)
         ) from None
+
+
+def _check_reachable(address: str) -> None:
+    # Ray itself goes on trying for minutes.
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return  # "auto" and "ray://…" are Ray's to resolve
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_DEADLINE_S).close()
+    except OSError as error:
+        raise ClusterUnreachable(
+            f"no cluster answers at {address}",
+            cause=str(error),
+            next=("hetero-llm serve", "check --address and RAY_ADDRESS"),
+        ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -230,26 +263,13 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let Ray keep 127.0.0.1 as the node's address; it then binds every port of the cluster to loopback only.
-
-    `ray.init` and `ray start` replace a loopback address by the machine's own, and have no option against it.
-    """
-    from ray._private import services
-
-    original = services.resolve_ip_for_localhost
-    services.resolve_ip_for_localhost = lambda address: address
-    try:
-        yield
-    finally:
-        services.resolve_ip_for_localhost = original
-
-
 def quiet_ray() -> None:
     """Keep Ray's own log lines from mixing with what the command prints; errors come as exceptions anyway.
 
     `import ray.serve` sets its level anew, so call this after that import too.
     """
+    from hetero_llm.cluster.ray_private import silence_driver
+
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    silence_driver()

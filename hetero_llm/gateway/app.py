@@ -25,6 +25,9 @@ STREAM_HEARTBEAT_S = 10.0
 OPEN_PATHS = frozenset(("/", "/docs", "/openapi.json", "/health", "/ready", "/favicon.ico"))
 """Answered without a key: the process's pulse for load balancers, and pages that hold no data."""
 
+_CODE = "hetero_llm.error_code"
+"""Where in the ASGI scope an error's code is left for the log and the counters."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -106,26 +109,29 @@ def _add_pages(app: FastAPI) -> None:
         return HTMLResponse((static / "docs.html").read_bytes())
 
 
-def _error_response(error: HeteroError, headers: dict[str, str] | None = None) -> Response:
+def _error_response(error: HeteroError, scope: Scope, headers: dict[str, str] | None = None) -> Response:
+    scope[_CODE] = error.code
     pairs = {name.decode(): value.decode() for name, value in error_headers(error)}
     return Response(error_body(error), error.http_status, {**pairs, **(headers or {})})
 
 
 async def _hetero_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeteroError)
-    return _error_response(error)
+    return _error_response(error, request.scope)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _http_error(request: Request, given: Exception) -> Response:
+    assert isinstance(given, HTTPException)
     path = request.url.path[:200]
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("allow", "GET")
+    if given.status_code == 405:
+        allowed = (given.headers or {}).get("allow", "GET")
         return _error_response(
             MethodNotAllowed(f"{path} takes {allowed}, not {request.method}.", next=(f"use {allowed}",)),
+            request.scope,
             {"allow": allowed},
         )
-    return _error_response(NotFound(f"{path} is not a path of this endpoint.", next=("GET /docs lists the paths",)))
+    error = NotFound(f"{path} is not a path of this endpoint.", next=("GET /docs lists the paths",))
+    return _error_response(error, request.scope)
 
 
 class Guard:
@@ -143,7 +149,7 @@ class Guard:
         given = headers.get(b"x-request-id", b"")
         request_id = given if self._ID.fullmatch(given) else new_request_id()
         began_s = time.perf_counter()
-        written: dict[str, Any] = {"status": None, "key": None, "code": None}
+        written: dict[str, Any] = {"status": None, "key": None}
 
         async def tagged(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -162,15 +168,15 @@ class Guard:
             bug = InternalError("The gateway failed on this request.", cause=f"{type(error).__name__}: {error}")
             await self._refuse(bug, written, scope, receive, tagged)
         finally:
+            if _CODE in scope:
+                self._state.metrics.refused(scope[_CODE], written["status"] or 0)
             self._log_access(scope, request_id, written, began_s)
 
     async def _refuse(
         self, error: HeteroError, written: dict[str, Any], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        written["code"] = error.code
-        self._state.metrics.refused(error.code, error.http_status)
         if written["status"] is None:
-            await _error_response(error)(scope, receive, send)
+            await _error_response(error, scope)(scope, receive, send)
 
     def _log_access(self, scope: Scope, request_id: bytes, written: dict[str, Any], began_s: float) -> None:
         if self._state.access_log is None:
@@ -182,6 +188,7 @@ class Guard:
                 "method": scope["method"],
                 "path": scope["path"],
                 "ms": round((time.perf_counter() - began_s) * 1000, 1),
+                "code": scope.get(_CODE),
                 **written,
             }
         )

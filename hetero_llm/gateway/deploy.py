@@ -23,6 +23,7 @@ from hetero_llm.cluster.child import ChildProcess
 from hetero_llm.cluster.controller import find_scheduler
 from hetero_llm.cluster.deploy import start_serve
 from hetero_llm.cluster.names import GATEWAY_APP
+from hetero_llm.cluster.ray_private import bind_serve_rpc
 from hetero_llm.cluster.resident import release_startup_pages
 from hetero_llm.cluster.session import Session
 from hetero_llm.cluster.state import state_dir
@@ -50,6 +51,7 @@ class GatewayReplica:
             HeteroError: what the child said, for example that the port is in use.
         """
         self._options = msgspec.convert(options, GatewayOptions)
+        bind_serve_rpc(ray.util.get_node_ip_address())
         self._listening: str | None = None
         self._feed: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None

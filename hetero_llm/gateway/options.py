@@ -46,5 +46,5 @@ class GatewayOptions:
     max_in_flight_per_replica: int | None = None
     connect_timeout_s: float = 2.0
     keep_alive_s: float = 75.0
-    drain_s: float = 30.0
+    drain_s: float = 10.0
     access_log: bool = True

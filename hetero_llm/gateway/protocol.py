@@ -60,7 +60,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """Start, and give up on clients that never send anything."""
         super().connection_made(transport)
         self.gateway.metrics.clients += 1
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._arm_timeout()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop everything that was done for this client."""
@@ -95,6 +95,17 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             if self._in_head and self._head_bytes > self.gateway.options.max_head_bytes:
                 self._reject(self._head_too_large())
+        if self.timeout_keep_alive_task is None and self._waits_for_client():
+            self._arm_timeout()
+
+    def _waits_for_client(self) -> bool:
+        """Whether the next step is the client's: it has sent a part of a request only."""
+        if self._lingering is not None or self.transport.is_closing():
+            return False
+        return self._current is None or (isinstance(self._current, Exchange) and self._current.receiving)
+
+    def _arm_timeout(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def pause_writing(self) -> None:
         """The client's socket is full."""
@@ -113,8 +124,11 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start of a request. uvicorn's scope is built later, for the requests that need one."""
         self.url = b""
-        self.expect_100_continue = False
         self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Take the request over if it is one to relay."""
@@ -186,9 +200,10 @@ class GatewayProtocol(HttpToolsProtocol):
             self._limit_pipelining()
 
     def _begin_app_request(self) -> None:
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        url, headers = self.url, self.headers
         super().on_message_begin()
-        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.url, self.headers = url, headers
+        self.expect_100_continue = (b"expect", b"100-continue") in headers
         self.scope["headers"] = headers
         super().on_headers_complete()
 
@@ -235,7 +250,10 @@ class GatewayProtocol(HttpToolsProtocol):
     def _reject(self, error: HeteroError) -> None:
         """Answer something that is no request, after the answers of the requests before it."""
         self._parse_error = error
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = cast("Exchange | RequestResponseCycle | None", self.cycle)
+        if isinstance(cycle, Exchange) and cycle.receiving:
+            cycle.refuse(error)  # the framing of its body is broken
+        elif self.cycle is None or self.cycle.response_complete:
             self._answer_and_close(error)
 
     def _answer_and_close(self, error: HeteroError) -> None:

@@ -11,8 +11,9 @@ import logging
 import time
 from typing import Protocol
 
-from hetero_llm.errors import BodyTooLarge, DeadlineExceeded, HeteroError, InternalError, UpstreamFailed
+from hetero_llm.errors import DeadlineExceeded, HeteroError, InternalError
 from hetero_llm.gateway.body import BodyFacts, read_body
+from hetero_llm.gateway.failures import too_large, upstream_failed
 from hetero_llm.gateway.openai_errors import RETRY_AFTER_S, error_body, error_event, error_headers
 from hetero_llm.gateway.request import RequestHead
 from hetero_llm.gateway.response import ResponseWriter
@@ -26,13 +27,6 @@ CLIENT_CLOSED = 499
 """Logged and counted, never sent: the client left before its answer was complete."""
 _RETRIED = {502: Outcome.FAILED, 503: Outcome.BUSY, 504: Outcome.BUSY}
 _EARLY_REFUSAL_BYTES = 64 * 1024
-_REASONS = {
-    "connect": "the connection was refused",
-    "connect-timeout": "no connection could be made in time",
-    "eof": "the engine closed the connection",
-    "reset": "the connection was reset",
-    "not-http": "the answer was not HTTP",
-}
 _DONE = b"data: [DONE]\n\n"
 _ENGINE_ERROR = (b'data: {"error":', b'data: {"object":"error"')
 
@@ -108,10 +102,19 @@ class Exchange:
         if self._size <= self.state.options.max_body_bytes:
             self._parts.append(data)
             return
+        self.refuse(too_large(self.state.options.max_body_bytes))
+
+    @property
+    def receiving(self) -> bool:
+        """Whether the request is not complete yet and still wanted."""
+        return not self._body_done and not self.response_complete
+
+    def refuse(self, error: HeteroError) -> None:
+        """The rest of the request is not wanted, or will not come: answer with `error` when it is its turn."""
         self._parts.clear()
-        self._refusal = too_large(self.state.options.max_body_bytes)
+        self._refusal = error
         if self._my_turn:
-            self._fail(self._refusal)
+            self._fail(error)
 
     def end_of_request(self) -> None:
         """The request is complete."""
@@ -160,8 +163,12 @@ class Exchange:
         except HeteroError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  the last place where a bug can still get an answer
-            _log.exception("bug: a request could not be routed")
-            self._fail(InternalError("The gateway failed on this request.", cause=f"{type(error).__name__}: {error}"))
+            self._bug(error)
+
+    def _bug(self, error: Exception) -> None:
+        _log.error("bug: a request could not be routed", exc_info=error)
+        self._release(Outcome.CANCELLED)
+        self._fail(InternalError("The gateway failed on this request.", cause=f"{type(error).__name__}: {error}"))
 
     def _attempt(self, facts: BodyFacts) -> None:
         reservation = self.state.router.choose(facts.model, self.head.kind, self._tried, facts.work)
@@ -191,6 +198,9 @@ class Exchange:
             self._connecting = None
             reason = "connect-timeout" if isinstance(error, TimeoutError) else "connect"
             self._replica_failed(reason, Outcome.UNREACHABLE)
+        except Exception as error:  # noqa: BLE001  nobody else would tell the client
+            self._connecting = None
+            self._bug(error)
         else:
             self._connecting = None
             self._send_on(connection)
@@ -226,6 +236,10 @@ class Exchange:
             return
         writer.body(data)
 
+    def on_pause(self) -> None:
+        """All that was read so far has been taken."""
+        self._writer.flush()
+
     def on_end(self) -> None:
         """The answer is complete."""
         self._upstream = None
@@ -252,7 +266,7 @@ class Exchange:
         if self._counters is not None:
             self._counters.failed(reason)
         self._release(outcome)
-        self._fail(_upstream_failed(self._tried, reason, answering=self._writer.started))
+        self._fail(upstream_failed(self._tried, reason, answering=self._writer.started))
 
     def _try_another(self, reason: str, outcome: Outcome) -> bool:
         """Move to another replica if nothing was passed on yet, tries are left and a replica is there."""
@@ -379,20 +393,3 @@ class Exchange:
                 "bytes_out": self._writer.body_bytes,
             }
         )
-
-
-def too_large(limit_bytes: int) -> BodyTooLarge:
-    """Return the error for a body over the limit."""
-    return BodyTooLarge(
-        f"The request body is larger than {limit_bytes} bytes.",
-        next=("send a smaller body", "the operator can raise gateway.max_body_bytes"),
-    )
-
-
-def _upstream_failed(tried: tuple[str, ...], reason: str, *, answering: bool) -> UpstreamFailed:
-    what = "failed while it answered" if answering else "failed, and no other could take the request"
-    return UpstreamFailed(
-        f"The replica {tried[-1]} {what}.",
-        cause=f"{_REASONS[reason]}; tries: {len(tried)}",
-        next=("retry", f"hetero-llm logs {tried[-1]} shows what the engine said"),
-    )

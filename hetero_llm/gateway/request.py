@@ -6,7 +6,6 @@ import os
 import re
 
 from hetero_llm.errors import (
-    BodyTooLarge,
     HeteroError,
     KeyMissing,
     KeyWrong,
@@ -14,6 +13,7 @@ from hetero_llm.errors import (
     MethodNotAllowed,
 )
 from hetero_llm.gateway.auth import KeyRing
+from hetero_llm.gateway.failures import too_large
 from hetero_llm.gateway.routes import NOT_FOR_ENGINE, origin_form, path_of
 from hetero_llm.model import Target
 
@@ -86,8 +86,12 @@ class RequestHead:
         for name, value in headers:
             if name in NOT_FOR_ENGINE:
                 self._note(name, value)
-            else:
-                self._forward(name, value)
+                continue
+            if name == b"content-type":
+                self.content_type = value
+            elif name == b"content-encoding":
+                self.content_encoding = value
+            self._forwarded.append(b"%b: %b\r\n" % (name, value))
         if not self.request_id:
             self.request_id = new_request_id()
 
@@ -111,13 +115,6 @@ class RequestHead:
         elif name == b"expect":
             self.expects_continue = value.lower() == b"100-continue" and not self.http_1_0
 
-    def _forward(self, name: bytes, value: bytes) -> None:
-        if name == b"content-type":
-            self.content_type = value
-        elif name == b"content-encoding":
-            self.content_encoding = value
-        self._forwarded.append(b"%b: %b\r\n" % (name, value))
-
     def admit(self, keys: KeyRing, max_body_bytes: int) -> HeteroError | None:
         """Check everything that needs no body; return what is wrong, None when nothing is."""
         if self.method != b"POST":
@@ -130,10 +127,7 @@ class RequestHead:
         except (KeyMissing, KeyWrong) as error:
             return error
         if self.content_length is not None and self.content_length > max_body_bytes:
-            return BodyTooLarge(
-                f"The request body of {self.content_length} bytes is larger than {max_body_bytes} bytes.",
-                next=("send a smaller body", "the operator can raise gateway.max_body_bytes"),
-            )
+            return too_large(max_body_bytes, self.content_length)
         return self._read_timeout()
 
     def _read_timeout(self) -> HeteroError | None:

@@ -1,4 +1,8 @@
-"""Writes an answer to the client, in pieces that are never held back."""
+"""Writes an answer to the client.
+
+What one read from the engine brought (a head and a first chunk, say) goes to the client in one write: each write is a
+system call. Nothing waits for the next read.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ class ResponseWriter:
         "_chunked",
         "_http_1_0",
         "_last",
+        "_out",
         "_transport",
         "body_bytes",
         "is_event_stream",
@@ -37,14 +42,16 @@ class ResponseWriter:
         self._bare = request.method == b"HEAD"
         self._chunked = False
         self._last = b""
+        self._out: list[bytes] = []
         self.body_bytes = 0
         self.is_event_stream = False
         self.started = False
         self.status = 0
 
     def head(self, status: int, headers: Headers, own: bytes, *, keep_alive: bool) -> None:
-        """Write an engine's head: its headers without those of its connection, then `own`."""
-        lines = [status_line(status)]
+        """Take an engine's head: its headers without those of its connection, then `own`."""
+        lines = self._out
+        lines.append(status_line(status))
         has_length = False
         for name, value in headers:
             if name in NOT_FOR_CLIENT:
@@ -64,18 +71,25 @@ class ResponseWriter:
         lines.append(b"\r\n")
         self.started = True
         self.status = status
-        self._transport.write(b"".join(lines))
 
     def body(self, data: bytes) -> None:
-        """Write body bytes now."""
+        """Take body bytes."""
         self.body_bytes += len(data)
         self._last = data
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._out.append(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def flush(self) -> None:
+        """Write what was taken."""
+        out = self._out
+        if out:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            out.clear()
 
     def end(self) -> None:
-        """Mark the body as complete."""
+        """Mark the body as complete and write."""
         if self._chunked:
-            self._transport.write(b"0\r\n\r\n")
+            self._out.append(b"0\r\n\r\n")
+        self.flush()
 
     def whole(self, status: int, headers: Headers, body: bytes, own: bytes, *, keep_alive: bool) -> None:
         """Write a complete answer of our own."""
@@ -83,7 +97,8 @@ class ResponseWriter:
         self.head(status, [*headers, length], own, keep_alive=keep_alive)
         if not self._bare:
             self.body_bytes = len(body)
-            self._transport.write(body)
+            self._out.append(body)
+        self.flush()
 
     def fail(self, event: bytes, *, after: bytes) -> None:
         """End a started answer as failed: in a stream with `event`, unless its last event was `after`."""
@@ -94,4 +109,5 @@ class ResponseWriter:
 
     def break_off(self) -> None:
         """Close without the mark of a complete body, so that no client takes the answer for whole."""
+        self.flush()
         self._transport.close()

@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 IDLE_S = 4.0
 """Idle connections older than this are closed. vLLM closes its own after 5 s; being first avoids most stale ones."""
 MAX_IDLE_PER_ENGINE = 256
+_ONE_WRITE_BYTES = 64 * 1024
 _KEEP_ALIVE_PROBE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
 
 
@@ -28,6 +29,9 @@ class ResponseSink(Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Some bytes of the body, transfer coding removed."""
+
+    def on_pause(self) -> None:
+        """Nothing more was read for now: a good moment to write."""
 
     def on_end(self) -> None:
         """The answer is complete. The connection is no longer the sink's."""
@@ -69,7 +73,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink = sink
         self.heard = False
         self._complete = False
-        self._transport.writelines((head, body))
+        if len(body) < _ONE_WRITE_BYTES:
+            self._transport.write(head + body)  # a copy is cheaper than a second system call
+        else:
+            self._transport.writelines((head, body))
 
     def abort(self) -> None:
         """Close at once, forgetting the answer: this is how an engine learns that nobody listens any more."""
@@ -128,6 +135,8 @@ class UpstreamConnection(asyncio.Protocol):
                 return
         if self._complete:
             self._finish()
+        elif self._sink is not None:
+            self._sink.on_pause()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the sink, unless the answer is one that ends with the connection."""

@@ -30,9 +30,9 @@ def prepared_folder(alias: Alias, progress: Progress) -> Path:
             the converter failed.
     """
     folder = cache.models_dir() / alias.folder_name
-    if cache.is_intact(folder, alias.file_sha256, progress):
-        return folder
     try:
+        if cache.is_intact(folder, alias.file_sha256, progress):
+            return folder
         with cache.exclusive(alias.name, lambda: progress("waiting for another process that converts", None, None)):
             if not cache.is_intact(folder, alias.file_sha256, progress):
                 _convert_into(folder, alias, progress)
@@ -111,7 +111,6 @@ def _run_converter(alias: Alias, source: Path, work: Path, log: Path, progress: 
         try:
             assert child.stdout is not None
             error = _follow(child.stdout, progress)
-            # Popen.wait() would close stdin only in communicate(); the child ends by itself.
             status = child.wait()
         finally:
             with suppress(ProcessLookupError):

@@ -8,7 +8,7 @@ traceback counts, worker and engine core before the API server.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hetero_llm.plugin.engine import RootCausePattern
@@ -35,6 +35,7 @@ _SUMMARY = re.compile(
     re.IGNORECASE,
 )
 _UNINFORMATIVE = ("KeyboardInterrupt", "SystemExit", "CancelledError", "BrokenPipeError", "EOFError")
+_SILENT = "a process of the engine ended without saying why; it may have been killed for lack of memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,8 @@ def find_root_cause(lines: Iterable[str], patterns: Sequence[RootCausePattern]) 
     """Return the root cause shown by the lines of a log, None when nothing in them looks like a failure.
 
     The first line that a specific pattern matches wins, then the first exception that is not a mere summary, then a
-    pattern marked `generic`, then a summary. Lines logged as INFO or WARNING are never a cause. `lines` is read once
+    pattern marked `generic`. A log with nothing but summaries (``see root cause above``) gives a message that says so
+    in plain words. Lines logged as INFO or WARNING are never a cause. `lines` is read once
     and may be long.
     """
     search = _Search(patterns)
@@ -71,11 +73,6 @@ def find_root_cause(lines: Iterable[str], patterns: Sequence[RootCausePattern]) 
         if search.feed(_parse(line)):
             break
     return search.result()
-
-
-def first_exception(lines: Iterable[str]) -> RootCause | None:
-    """Return the first exception that is not a mere summary, as the fall-back of `find_root_cause` does."""
-    return find_root_cause(lines, ())
 
 
 class _Search:
@@ -121,7 +118,9 @@ class _Search:
             self._generic = cause
 
     def _note(self, process: str, cause: RootCause) -> None:
-        if _SUMMARY.search(cause.message) or cause.message.startswith(_UNINFORMATIVE):
+        if _SUMMARY.search(cause.message):
+            self._summaries.append(RootCause(message=_SILENT, line=cause.line))
+        elif cause.message.startswith(_UNINFORMATIVE):
             self._summaries.append(cause)
         else:
             self._exceptions.append((process, cause))
@@ -199,8 +198,3 @@ def _from_exception(match: re.Match[str], following: str, place: str, source: st
 def _shortened(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 1]}…"
-
-
-def tail(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines that are not blank after removing colour codes; what to show when no cause was found."""
-    return (text for line in lines if (text := _ANSI.sub("", line).rstrip()))

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from hetero_llm.model import ModelFacts, PoolWish
 from hetero_llm.scheduler.cells import Cell
-from hetero_llm.scheduler.filters import CPU, refused
-from hetero_llm.scheduler.placing import Placed, place
+from hetero_llm.scheduler.demand import Shape
+from hetero_llm.scheduler.filters import CPU, refusals
+from hetero_llm.scheduler.placing import Offer, Placed, place
 from hetero_llm.scheduler.text import count
 
 # Halving steps: a context shorter than this is of no use to anybody.
@@ -23,20 +24,30 @@ def alternatives(cells: Sequence[Cell], facts: ModelFacts, wish: PoolWish, place
 def _found(cells: Sequence[Cell], facts: ModelFacts, wish: PoolWish, placed: Placed) -> Iterator[str]:
     if placed.replicas:
         yield f"--replicas {placed.replicas} would fit: {_where(placed)}"
-    if wish.tp is not None or wish.pp is not None:
-        freed = replace(wish, tp=None, pp=None if wish.pp not in (None, 1) else wish.pp)
-        if (other := _try(cells, facts, freed)).feasible:
-            yield f"--tp auto would fit: {_where(other)}"
-        elif (other := _try(cells, facts, replace(freed, replicas=None))).feasible and not placed.replicas:
-            yield f"--tp auto --replicas {other.replicas} would fit: {_where(other)}"
+    yield from _other_shapes(cells, facts, wish)
     if not placed.replicas and (shorter := _shorter_context(cells, facts, wish)) is not None:
         yield shorter
     if not wish.kinds and (other := _try(cells, facts, replace(wish, kinds=(CPU,)))).feasible:
         yield f"--kind {CPU} would fit: {_where(other)}"
 
 
+def _other_shapes(cells: Sequence[Cell], facts: ModelFacts, wish: PoolWish) -> Iterator[str]:
+    """Yield for each other TP and PP that gives the wanted replicas in a single cell: the flags, and where."""
+    if wish.tp is None:
+        return
+    freed = replace(wish, tp=None, pp=1, replicas=wish.replicas or 1)
+    places: dict[Shape, list[str]] = {}
+    for cell in cells:
+        if (other := _try([cell], facts, freed)).feasible:
+            offer = other.offers[0]
+            places.setdefault(offer.demand.shape, []).append(_named(offer))
+    for shape, where in sorted(places.items(), reverse=True):
+        pp = "" if (wish.pp or 1) == shape.pp else f" --pp {shape.pp}"
+        yield f"--tp {shape.tp}{pp} would fit: {count(freed.replicas or 1, 'replica')} on {' or '.join(where)}"
+
+
 def _try(cells: Sequence[Cell], facts: ModelFacts, wish: PoolWish) -> Placed:
-    return place([cell for cell in cells if refused(cell, facts, wish) is None], facts, wish)
+    return place([cell for cell in cells if not refusals(cell, facts, wish)], facts, wish)
 
 
 def _shorter_context(cells: Sequence[Cell], facts: ModelFacts, wish: PoolWish) -> str | None:
@@ -50,10 +61,12 @@ def _shorter_context(cells: Sequence[Cell], facts: ModelFacts, wish: PoolWish) -
 
 
 def _where(placed: Placed) -> str:
-    parts = [
-        f"{count(len(offer.groups), 'replica')} of {offer.demand.shape} on {offer.cell.node} "
-        f"({offer.cell.kind} {offer.cell.accelerator})"
+    return ", ".join(
+        f"{count(len(offer.groups), 'replica')} of {offer.demand.shape} on {_named(offer)}"
         for offer in placed.offers
         if offer.groups
-    ]
-    return ", ".join(parts)
+    )
+
+
+def _named(offer: Offer) -> str:
+    return f"{offer.cell.node} ({offer.cell.kind} {offer.cell.accelerator})"

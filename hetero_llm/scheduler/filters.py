@@ -1,12 +1,12 @@
 """Rules that decide about a whole cell before any device is counted: wanted at all, and able to run the model at all.
 
-Each filter takes (cell, facts, wish) and returns a refusal or None. `FILTERS` is the order in which they are asked; the
-first refusal is the one the user reads.
+Each filter takes (cell, facts, wish) and returns a refusal or None. A cell that is not wanted says only that; one that
+is wanted says everything it lacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from hetero_llm.model import ModelFacts, PoolWish, Rejection
@@ -24,9 +24,22 @@ def refuse(cell: Cell, rule: str, reason: str) -> Rejection:
     return Rejection(node=cell.node, kind=cell.kind, accelerator=cell.accelerator, rule=rule, reason=reason)
 
 
-def refused(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
-    """Return the first refusal of `cell`, None when its devices may be counted."""
-    return next((found for rule in FILTERS if (found := rule(cell, facts, wish)) is not None), None)
+def refusals(cell: Cell, facts: ModelFacts, wish: PoolWish) -> tuple[Rejection, ...]:
+    """Return why `cell` is out of the question; empty when its devices may be counted."""
+    unwanted = _all(NOT_WANTED, cell, facts, wish)
+    if unwanted:
+        return unwanted[:1]
+    own = tuple(
+        replace(found, node=cell.node, kind=cell.kind, accelerator=cell.accelerator)
+        for found in cell.rules.check(facts, cell.accelerator, wish)
+    )
+    # A backend that knows its device says the same as the matrix, in its own words.
+    said = {found.rule for found in own}
+    return (*own, *(found for found in _all(UNABLE, cell, facts, wish) if found.rule not in said))
+
+
+def _all(filters: Iterable[Filter], cell: Cell, facts: ModelFacts, wish: PoolWish) -> tuple[Rejection, ...]:
+    return tuple(found for rule in filters if (found := rule(cell, facts, wish)) is not None)
 
 
 def _kind(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
@@ -45,11 +58,6 @@ def _accelerator(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | N
 
 def _node(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
     return None if cell.alive else refuse(cell, "node", "the node does not answer")
-
-
-def _backend(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
-    found = cell.rules.check(facts, cell.accelerator, wish)
-    return replace(found[0], node=cell.node, kind=cell.kind, accelerator=cell.accelerator) if found else None
 
 
 def _dtype(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
@@ -88,14 +96,5 @@ def _layers(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
     return refuse(cell, "feature", f"PP {wish.pp} needs as many layers, the model has {facts.layers}")
 
 
-FILTERS: tuple[Filter, ...] = (
-    _kind,
-    _accelerator,
-    _node,
-    _backend,
-    _dtype,
-    _parallelism,
-    _context,
-    _heads,
-    _layers,
-)
+NOT_WANTED: tuple[Filter, ...] = (_kind, _accelerator, _node)
+UNABLE: tuple[Filter, ...] = (_dtype, _parallelism, _context, _heads, _layers)

@@ -39,11 +39,16 @@ def form_groups(cell: Cell, demand: Demand, utilization: float) -> tuple[Group, 
 
 def is_usable(device: Device, demand: Demand, utilization: float) -> bool:
     """Say whether a rank can go to `device` now: healthy, held by nobody, enough memory free."""
-    return (
-        device.health in USABLE_HEALTH
-        and device.held_by is None
-        and free_budget_bytes(device, utilization) >= demand.least_bytes
-    )
+    return _is_free(device) and free_budget_bytes(device, utilization) >= demand.least_bytes
+
+
+def free_devices(cell: Cell) -> tuple[Device, ...]:
+    """Return the devices of `cell` that are healthy and held by nobody, whatever memory they have."""
+    return tuple(device for device in cell.devices if _is_free(device))
+
+
+def _is_free(device: Device) -> bool:
+    return device.health in USABLE_HEALTH and device.held_by is None
 
 
 def card_size(cell: Cell) -> int:

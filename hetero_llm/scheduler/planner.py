@@ -12,8 +12,8 @@ from hetero_llm.scheduler.alternatives import alternatives
 from hetero_llm.scheduler.cells import Cell, cells_of, free_budget_bytes
 from hetero_llm.scheduler.demand import cached_tokens, granted
 from hetero_llm.scheduler.estimate import roofline
-from hetero_llm.scheduler.filters import CPU, refuse, refused
-from hetero_llm.scheduler.groups import Group, is_usable
+from hetero_llm.scheduler.filters import CPU, refusals, refuse
+from hetero_llm.scheduler.groups import Group, free_devices, is_usable
 from hetero_llm.scheduler.placing import Offer, Placed, place
 from hetero_llm.scheduler.rules import KindRules, rules_of
 from hetero_llm.scheduler.shapes import kv_note, tp_obstacle
@@ -44,19 +44,20 @@ def make_plan(
     """
     _require_sane(wish)
     cells = cells_of(nodes, rules, matrix)
-    checked = [(cell, refused(cell, facts, wish)) for cell in cells]
-    placed = place([cell for cell, refusal in checked if refusal is None], facts, wish)
-    misses = [Miss(rejection=refusal) for _, refusal in checked if refusal is not None]
+    checked = [(cell, refusals(cell, facts, wish)) for cell in cells]
+    able = [cell for cell, found in checked if not found]
+    placed = place(able, facts, wish)
+    misses = [Miss(rejection=rejection) for _, found in checked for rejection in found]
     misses += placed.blocked
     misses += _offer_misses(placed, facts, wish)
     misses += [Miss(rejection=rejection) for rejection in _absent(nodes, cells, wish)]
+    summary = [] if placed.feasible else _nowhere(able, placed, wish)
     ordered = [miss.rejection for miss in sorted(misses, key=lambda miss: miss.distance)]
-    summary = None if placed.feasible else _nowhere(placed, wish)
     return Plan(
         model=facts,
         feasible=placed.feasible,
         replicas=_replica_plans(placed, facts, wish),
-        rejections=tuple(ordered if summary is None else [summary, *ordered]),
+        rejections=(*summary, *ordered),
         alternatives=() if placed.feasible else alternatives(cells, facts, wish, placed),
     )
 
@@ -157,17 +158,15 @@ def _offer_misses(placed: Placed, facts: ModelFacts, wish: PoolWish) -> Iterator
             yield Miss(rejection=note)
 
 
-def _nowhere(placed: Placed, wish: PoolWish) -> Rejection | None:
+def _nowhere(able: Sequence[Cell], placed: Placed, wish: PoolWish) -> list[Rejection]:
     """Say in one sentence that no node has enough free devices of one kind, when that is all that lacks."""
     rules = {miss.rejection.rule for miss in placed.blocked}
-    if placed.offers or len(placed.blocked) < 2 or not rules <= {"count", "in-use", "health"}:
-        return None
+    if placed.offers or len(able) < 2 or not rules <= {"count", "in-use", "health"}:
+        return []
     size = (wish.tp or 1) * (wish.pp or 1)
-    have = ", ".join(
-        f"{miss.rejection.kind} on {miss.rejection.node}: {miss.rejection.reason}" for miss in placed.blocked
-    )
-    reason = f"no kind has {size} free on one node, and a group never spans kinds or nodes ({have})"
-    return Rejection(node=ANY, kind=ANY, accelerator=ANY, rule="count", reason=reason)
+    free = ", ".join(f"{cell.kind} {len(free_devices(cell))} on {cell.node}" for cell in able)
+    reason = f"no kind has {size} free on one node, and a group never spans nodes or kinds; free are: {free}"
+    return [Rejection(node=ANY, kind=ANY, accelerator=ANY, rule="count", reason=reason)]
 
 
 def _absent(nodes: Sequence[NodeInventory], cells: Sequence[Cell], wish: PoolWish) -> Iterator[Rejection]:

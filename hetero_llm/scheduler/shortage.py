@@ -171,4 +171,3 @@ def _named(devices: Sequence[Device]) -> str:
 
 def _health(devices: Sequence[Device]) -> str:
     return ", ".join(sorted({device.health.value for device in devices}))
-

@@ -65,6 +65,13 @@ def test_discovery_versions_and_doctor_load_no_heavy_library() -> None:
     assert run_code(code) == "[]"
 
 
+def test_the_entry_makes_vllm_see_its_cpu_build() -> None:
+    code = "import hetero_llm_cpu.vllm_entry, importlib.metadata as m; print(m.version('vllm'), m.version('click'))"
+    vllm, click = run_code(code).split()
+    assert vllm == "0.32.0+cpu"
+    assert "+cpu" not in click
+
+
 def test_devices_are_numbered_from_zero_with_unique_uids(devices: tuple[Device, ...]) -> None:
     assert [device.index for device in devices] == list(range(len(devices)))
     assert len({device.uid for device in devices}) == len(devices)

@@ -1,7 +1,7 @@
 """A stand-in for an engine's HTTP server: a process boundary, so the gateway's tests may fake it.
 
-Each request is handed to `FakeEngine.behave`, a coroutine that writes raw bytes and may misbehave in every way an engine
-can. What the gateway sent, and when it hung up, is recorded.
+Each request is handed to `FakeEngine.behave`, a coroutine that writes raw bytes and may misbehave in every way an
+engine can. What the gateway sent, and when it hung up, is recorded.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class FakeEngine:
         self.host, self.port = "127.0.0.1", 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     @property
     def target(self) -> Target:
@@ -67,8 +68,7 @@ class FakeEngine:
         for writer in list(self._writers):
             _close(writer, reset=reset)
         await self._server.wait_closed()
-        while self._writers:
-            await asyncio.sleep(0.005)
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def wait_for_requests(self, count: int) -> None:
         async with self.arrived:
@@ -77,6 +77,10 @@ class FakeEngine:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.add(writer)
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
         try:
             while (request := await _read_request(reader)) is not None:
                 async with self.arrived:
@@ -92,9 +96,7 @@ class FakeEngine:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    async def _answer(
-        self, request: EngineRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
+    async def _answer(self, request: EngineRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Run the behaviour until it ends or the gateway hangs up."""
         behaving = asyncio.ensure_future(self.behave(request, writer))
         watching = asyncio.ensure_future(_wait_for_hang_up(reader, writer))
@@ -116,7 +118,8 @@ class FakeEngine:
 
 
 async def _wait_for_hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while not (reader.at_eof() or reader.exception() or writer.transport.is_closing()):
+    # The stream's reader buffers on; looking at it is the only way to learn of an end without taking bytes from it.
+    while not (reader.at_eof() or reader.exception() or writer.transport.is_closing()):  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,15 @@ def table(
 ) -> RoutingTable:
     entries = [ModelEntry(name=name, source=f"/models/{name}", created_unix_s=1, kinds=("cpu",)) for name in models]
     return RoutingTable(version=1, models=tuple(entries), targets=tuple(targets), replicas=tuple(replicas))
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until something that another process does is seen here."""
+    for _ in range(int(PATIENCE_S / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came true")
 
 
 @dataclass
@@ -192,13 +201,12 @@ class GatewayProcess:
 
     async def access_lines(self, count: int) -> list[dict[str, Any]]:
         """Wait for that many access lines of inference requests."""
-        for _ in range(1000):
-            lines = [json.loads(line) for line in self.log if '"event":"request"' in line]
-            lines = [line for line in lines if "attempts" in line]
-            if len(lines) >= count:
-                return lines
-            await asyncio.sleep(0.01)
-        raise AssertionError(self.log)
+
+        def lines() -> list[dict[str, Any]]:
+            return [json.loads(line) for line in self.log if '"attempts":' in line]
+
+        await eventually(lambda: len(lines()) >= count)
+        return lines()
 
     async def end(self) -> int:
         """Close the pipe and wait for the end."""
@@ -226,9 +234,7 @@ async def spawn() -> GatewayProcess:
 
 
 @contextlib.asynccontextmanager
-async def gateway(
-    *fakes: FakeEngine, models: Sequence[str] = ("m",), **options: Any
-) -> AsyncIterator[GatewayProcess]:
+async def gateway(*fakes: FakeEngine, models: Sequence[str] = ("m",), **options: Any) -> AsyncIterator[GatewayProcess]:
     """Run `fakes` and a gateway in front of them."""
     async with engines(*fakes), _spawned() as process:
         await process.tell(GatewayOptions(**{"port": 0, "drain_s": 5.0, **options}))
@@ -238,7 +244,10 @@ async def gateway(
             await process.update(table([fake.target for fake in fakes], models=models))
         elif "listening" in process.listening:
             await process.tell(table([fake.target for fake in fakes], models=models))
-            await asyncio.sleep(0.1)
+            for _ in range(1000 if fakes else 0):
+                if (await process.request(post(b"", "/ready", method="GET"))).status == 200:
+                    break
+                await asyncio.sleep(0.01)
         yield process
 
 

@@ -44,12 +44,16 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Text the tokenizer learns its pieces from; what it says does not matter, that it never changes does.
 CORPUS = (
     "A pool of unequal accelerators answers as one. The planner counts devices, memory and heads, and says why.",
-    "The router sends each request to the replica that is expected to finish first, and never to one that is not ready.",
+    "The router sends each request to the replica that should finish first, and never to one that is not ready.",
     "An engine is a child process: it starts, loads weights, answers one real token, and only then is it called ready.",
     "What is the capital of France? Paris is the capital of France. Hello, how are you? I am fine, thank you.",
     "Count from one to ten: one, two, three, four, five, six, seven, eight, nine, ten. 0 1 2 3 4 5 6 7 8 9",
 )
 VOCAB_SIZE = 512
+
+# How much the layers add to the embedding: enough to be seen in log-probabilities, too little to flip a winner (the
+# best token leads by 2.8 standard deviations of the logits or more; 32- and 16-bit runs agree over 64 tokens).
+LAYER_GAIN = 0.03
 
 
 def main() -> int:
@@ -119,6 +123,9 @@ def write_model(folder: Path, recipe: Recipe, vocab_size: int, seed: int) -> Non
     )
     model = Qwen2ForCausalLM(config).to(torch.bfloat16)
     with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(LAYER_GAIN)
+            layer.mlp.down_proj.weight.mul_(LAYER_GAIN)
         model.lm_head.weight.copy_(model.model.embed_tokens.weight[next_tokens(vocab_size, seed)])
     model.save_pretrained(folder)
 

@@ -2,10 +2,21 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from hetero_llm.cli.signals import STOP_SIGNALS, Interrupted, StopSignals
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_the_test_run():
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def send(number: int) -> None:
@@ -28,20 +39,53 @@ def test_a_second_signal_is_told_that_the_end_is_under_way(capsys):
     assert capsys.readouterr().err.splitlines() == ["stopping …", "already stopping", "already stopping"]
 
 
+def run_deferred(step) -> None:
+    with StopSignals() as signals, signals.deferred():
+        send(signal.SIGTERM)
+        step()
+
+
 def test_a_deferred_step_is_finished_before_the_signal_takes_effect():
     done = []
-    with StopSignals() as signals, pytest.raises(Interrupted):
-        with signals.deferred():
-            send(signal.SIGTERM)
-            done.append("step")
-        done.append("after")
+    with pytest.raises(Interrupted):
+        run_deferred(lambda: done.append("step"))
     assert done == ["step"]
 
 
 def test_a_deferred_step_that_fails_after_a_signal_is_an_interruption():
-    with StopSignals() as signals, pytest.raises(Interrupted), signals.deferred():
-        send(signal.SIGINT)
-        raise RuntimeError("the signal reached the child too")
+    with pytest.raises(Interrupted):
+        run_deferred(lambda: 1 / 0)
+
+
+def test_a_handler_that_a_deferred_step_puts_in_place_is_taken_out_again():
+    with StopSignals() as signals:
+        with signals.deferred():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with pytest.raises(Interrupted):
+            send(signal.SIGTERM)
+
+
+def test_signals_during_a_deferred_step_are_answered_at_once(capsys):
+    said = ""
+
+    def step():
+        nonlocal said
+        give_up_s = time.monotonic() + 10
+        while not said and time.monotonic() < give_up_s:
+            said = capsys.readouterr().err
+
+    with pytest.raises(Interrupted):
+        run_deferred(step)
+    assert said == "stopping …\n"
+
+
+def test_children_of_a_deferred_step_can_still_be_stopped():
+    script = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    with StopSignals() as signals, signals.deferred():
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, preexec_fn=lambda: None
+        )
+    assert done.stdout == "set()\n"
 
 
 def test_taking_down_is_not_interrupted(capsys):
@@ -53,6 +97,12 @@ def test_taking_down_is_not_interrupted(capsys):
 
 def test_no_broad_except_swallows_an_interruption():
     assert not issubclass(Interrupted, Exception)
+
+
+def test_a_late_signal_does_not_change_how_the_process_ends():
+    with StopSignals() as signals:
+        signals.hold()
+    send(signal.SIGTERM)
 
 
 def test_the_former_handlers_come_back():

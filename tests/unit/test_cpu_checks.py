@@ -80,6 +80,13 @@ def test_a_missing_shared_memory_folder_fails(tmp_path: Path) -> None:
     assert "No such file or directory" in check.text
 
 
+def test_missing_system_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = checks.system_tools()
+    assert check.ok is False
+    assert "lscpu missing" in check.text
+
+
 def test_an_engine_of_another_version_is_undecided_with_both_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,8 +24,8 @@ def test_the_last_of_two_model_fields_counts_as_in_the_engine():
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"  \n", b"{", b"[]", b"null", b'"m"', b"12", b"{'model': 'm'}", b"\xff\xfe", b'{"model": "m"', b'{"model": "\xff"}',
-     b'{"model": "m"} x'],
+    [b"", b"  \n", b"{", b"[]", b"null", b'"m"', b"12", b"{'model': 'm'}", b"\xff\xfe", b'{"model": "m"',
+     b'{"model": "\xff"}', b'{"model": "m"} x'],
 )  # fmt: skip
 def test_a_body_that_is_no_json_object_is_malformed(body):
     with pytest.raises(MalformedRequest):

@@ -32,8 +32,8 @@ def test_headers_of_the_client_are_passed_on():
 
 @pytest.mark.parametrize(
     "name",
-    ["authorization", "x-api-key", "x-hetero-kind", "x-hetero-priority", "x-request-timeout-s", "expect", "keep-alive", "te",
-     "upgrade", "proxy-authorization"],
+    ["authorization", "x-api-key", "x-hetero-kind", "x-hetero-priority", "x-request-timeout-s", "expect", "keep-alive",
+     "te", "upgrade", "proxy-authorization"],
 )  # fmt: skip
 def test_headers_for_the_gateway_stay_with_it(name):
     assert not any(line.startswith(name) for line in sent([(name.encode(), b"5")]))

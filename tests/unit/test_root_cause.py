@@ -10,7 +10,7 @@ import pytest
 from hetero_llm_cpu.log import FACTS, PHASES, ROOT_CAUSES
 
 from hetero_llm.plugin import RootCausePattern
-from hetero_llm.plugin.rootcause import find_root_cause, first_exception
+from hetero_llm.plugin.rootcause import find_root_cause
 
 DEAD_CORE = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s):"
 SAMPLES = Path(__file__).parents[1] / "samples" / "vllm-cpu"
@@ -33,6 +33,10 @@ CAUSES = {
     "bind-auto": "2 ranks cannot be bound to cores by themselves on this machine",
     "tp-heads": "4 attention heads cannot be split over 3 ranks",
     "port-in-use": "the engine's port belongs to another process",
+    "memory-limit": "out of memory: 5999951872 bytes could not be had",
+    "no-libnuma": "vLLM's compiled kernels could not be loaded: init_cpu_memory_env is missing",
+    "worker-killed": "the engine's worker VllmWorker-0 was killed, most likely because memory ran out",
+    "core-killed": "the engine core ended without saying why, most likely because memory ran out",
 }
 
 FIRST_EXCEPTIONS = {
@@ -81,7 +85,7 @@ def test_the_cpu_patterns_name_the_cause_and_a_way_out(sample: str, expected: st
 
 @pytest.mark.parametrize(("sample", "expected"), FIRST_EXCEPTIONS.items())
 def test_without_patterns_the_first_exception_is_the_cause(sample: str, expected: str) -> None:
-    cause = first_exception(lines(sample))
+    cause = find_root_cause(lines(sample), ())
     assert cause is not None
     assert cause.message.startswith(expected)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import resource
+import shutil
 from importlib import metadata
 from pathlib import Path
 
@@ -29,6 +31,7 @@ def doctor(root: Path = ROOT) -> tuple[Check, ...]:
         memory(root),
         shared_memory(Path("/dev/shm")),
         open_files(),
+        system_tools(),
         vllm_version(),
         torch_version(),
         torchvision(),
@@ -98,6 +101,25 @@ def open_files() -> Check:
         return Check(name="cpu.open-files", ok=True, text=f"limit on open files is {soft}")
     text = f"limit on open files is {soft}, {_OPEN_FILES} are needed"
     return Check(name="cpu.open-files", ok=False, text=text, next=("ulimit -n 65536",))
+
+
+def system_tools() -> Check:
+    """Check for the two things outside Python that vLLM on CPU needs: libnuma and lscpu."""
+    missing = [
+        name for name, there in (("libnuma.so.1", _has_libnuma()), ("lscpu", shutil.which("lscpu"))) if not there
+    ]
+    if not missing:
+        return Check(name="cpu.system", ok=True, text="libnuma and lscpu are there")
+    text = f"{' and '.join(missing)} missing; vLLM's kernels cannot be loaded without"
+    return Check(name="cpu.system", ok=False, text=text, next=("apt-get install libnuma1 util-linux",))
+
+
+def _has_libnuma() -> bool:
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def vllm_version() -> Check:

@@ -68,10 +68,15 @@ ROOT_CAUSES = (
         "stop other programs that use memory",
     ),
     _cause(
-        r"([\d.]+) GiB KV cache is needed, which is larger than the available KV cache memory \(([\d.]+) GiB\)"
-        r"(?:.*estimated maximum model length is (\d+))?",
-        "one request of full context needs {1} GiB of KV cache, {2} GiB were given",
-        "give a shorter --max-model-len (at most {3}) or a larger KV cache",
+        r"max seq len \((\d+)\).*?([\d.]+) GiB KV cache is needed.*? KV cache memory \(([\d.]+) GiB\)"
+        r".*estimated maximum model length is (\d+)",
+        "one request of {1} tokens needs {2} GiB of KV cache, {3} GiB were given: enough for {4} tokens",
+        "give --max-model-len {4} or less, or a larger KV cache",
+    ),
+    _cause(
+        r"max seq len \((\d+)\).*?([\d.]+) GiB KV cache is needed.*? KV cache memory \(([\d.]+) GiB\)",
+        "one request of {1} tokens needs {2} GiB of KV cache, {3} GiB were given",
+        "give a shorter --max-model-len or a larger KV cache",
     ),
     _cause(
         r"No available memory for the cache blocks",
@@ -132,9 +137,26 @@ ROOT_CAUSES = (
         "stop other programs that use memory",
     ),
     _cause(
+        r"Worker proc (\S+) died unexpectedly \(exit code: -9\)",
+        "the engine's worker {1} was killed, most likely because memory ran out",
+        "use a smaller model, context or KV cache",
+        "stop other programs that use memory",
+    ),
+    _cause(
+        r"Worker proc (\S+) died unexpectedly \(exit code: -(\d+)\)",
+        "the engine's worker {1} was ended by signal {2}",
+        "run the engine's command by hand with VLLM_LOGGING_LEVEL=DEBUG",
+    ),
+    _cause(
         r"[Tt]otal number of attention heads \((\d+)\) must be divisible by tensor parallel size \((\d+)\)",
         "{1} attention heads cannot be split over {2} ranks",
         "choose a --tp that divides {1}",
+    ),
+    _cause(
+        r"'_OpNamespace' '_C\w*' object has no attribute '(\w+)'",
+        "vLLM's compiled kernels could not be loaded: {1} is missing",
+        "apt-get install libnuma1",
+        "hetero-llm doctor cpu",
     ),
     _cause(
         r"PackageNotFoundError: (.+)",
@@ -172,6 +194,13 @@ ROOT_CAUSES = (
     _cause(
         r"Failed core proc\(s\): \{.*?'([\w-]+)': -(\d+)\b.*\}",
         "{1} was ended by signal {2}",
+        generic=True,
+    ),
+    _cause(
+        r"Engine core initialization failed|EngineDeadError",
+        "the engine core ended without saying why, most likely because memory ran out",
+        "use a smaller model, context or KV cache",
+        "stop other programs that use memory",
         generic=True,
     ),
 )

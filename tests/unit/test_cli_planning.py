@@ -1,0 +1,94 @@
+"""Several wishes become one plan, and a plan that does not fit becomes an error that helps."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetero_llm.cli.planning import hold, infeasible, merge_plans, rejection_text
+from hetero_llm.cli.requests import ModelRequest
+from hetero_llm.model import (
+    Device,
+    MemoryEstimate,
+    ModelFacts,
+    NodeInventory,
+    Placement,
+    Plan,
+    PoolWish,
+    Rejection,
+    ReplicaPlan,
+)
+
+FACTS = ModelFacts(
+    name="m", source="m", architecture="X", parameters=1, weights_bytes=1, layers=1, heads=1, kv_heads=1, head_dim=64,
+    hidden_size=64, vocab_size=1, max_model_len=1, dtype="bfloat16",
+)  # fmt: skip
+MEMORY = MemoryEstimate(weights_bytes=1, kv_bytes=1, overhead_bytes=0, per_device_bytes=2)
+NODE = NodeInventory(
+    node="n",
+    host="n",
+    address="127.0.0.1",
+    kind="cuda",
+    devices=tuple(Device(kind="cuda", accelerator="X", uid=f"u{index}", index=index) for index in range(2)),
+)
+REFUSAL = Rejection(node="n", kind="cuda", accelerator="X", rule="memory", reason="80 GiB needed, 40 GiB free")
+
+
+def first_free(wish, nodes):
+    """A planner that takes the first free device."""
+    free = [device.uid for node in nodes for device in node.devices if device.held_by is None]
+    if not free:
+        return Plan(model=FACTS, feasible=False, rejections=(REFUSAL,))
+    replica = ReplicaPlan(
+        id="m-cuda-1", kind="cuda", accelerator="X", tp=1, pp=1, placement=(Placement(node="n", devices=(free[0],)),),
+        memory=MEMORY, kv_tokens=1, max_model_len=1, why="",
+    )  # fmt: skip
+    return Plan(model=FACTS, feasible=True, replicas=(replica,))
+
+
+def merged(count):
+    return merge_plans([PoolWish()] * count, [NODE], first_free)
+
+
+def test_each_wish_finds_the_devices_of_the_earlier_ones_taken():
+    assert [replica.placement[0].devices for replica in merged(2).replicas] == [("u0",), ("u1",)]
+
+
+def test_replica_ids_are_unique_in_the_merged_plan():
+    assert [replica.id for replica in merged(2).replicas] == ["m-cuda-1", "m-cuda-2"]
+
+
+def test_a_merged_plan_fits_only_if_every_wish_fits():
+    assert merged(2).feasible
+    assert not merged(3).feasible
+    assert len(merged(3).replicas) == 2
+
+
+def test_the_same_refusal_is_listed_once():
+    assert merged(4).rejections == (REFUSAL,)
+
+
+def test_held_devices_name_their_replica():
+    (node,) = hold([NODE], merged(1).replicas)
+    assert [device.held_by for device in node.devices] == ["m-cuda-1", None]
+
+
+REQUEST = ModelRequest(name=None, source="m", wishes=(PoolWish(kinds=("cuda",), tp=None, replicas=2),))
+
+
+def test_a_plan_that_does_not_fit_names_the_wish_the_nearest_miss_and_what_would_fit():
+    plan = replace(merged(3), alternatives=("--replicas 2 would fit",))
+    report = infeasible(REQUEST, plan).report
+    assert report.message == "m does not fit: 2 x tp=auto on cuda; 2 of the replicas have a place"
+    assert report.cause == "n cuda X: 80 GiB needed, 40 GiB free (rule memory)"
+    assert report.next[0] == "--replicas 2 would fit"
+
+
+def test_devices_in_use_lead_to_status_and_stop():
+    busy = Plan(model=FACTS, feasible=False, rejections=(replace(REFUSAL, rule="in-use"),))
+    assert "hetero-llm status" in infeasible(REQUEST, busy).report.next
+
+
+@pytest.mark.parametrize(("node", "start"), [("*", "qpu: "), ("n", "n qpu: ")])
+def test_stars_in_a_refusal_stand_for_all_and_are_not_shown(node, start):
+    refusal = Rejection(node=node, kind="qpu", accelerator="*", rule="kind", reason="none here")
+    assert rejection_text(refusal).startswith(start)

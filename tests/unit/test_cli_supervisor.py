@@ -1,0 +1,65 @@
+"""What `serve` tells about replicas while it runs, and how a failed one becomes the error."""
+
+import pytest
+
+from hetero_llm.cli.supervisor import failure_report, raise_failure, tell_changes
+from hetero_llm.errors import EngineFailed, ErrorReport, GroupPreflightFailed
+from hetero_llm.model import ReplicaState, ReplicaStatus, RoutingTable, to_data
+
+
+def replica(name="m-1", state=ReplicaState.READY, **fields):
+    common = {"model": "m", "app": "a", "kind": "cpu", "accelerator": "x", "node": "n", "started_unix_s": 0.0}
+    return ReplicaStatus(replica=name, state=state, **common, **fields)
+
+
+def table(*replicas):
+    return RoutingTable(version=1, replicas=replicas)
+
+
+def told(before, now, capsys):
+    tell_changes(before, now)
+    return [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+
+
+def test_nothing_new_is_not_told(capsys):
+    assert told(table(replica()), table(replica()), capsys) == []
+
+
+def test_a_replica_that_vanished_was_lost(capsys):
+    assert told(table(replica()), table(), capsys) == ["replica m-1 was lost"]
+
+
+def test_a_replica_that_failed_was_lost_for_a_reason(capsys):
+    failed = replica(state=ReplicaState.FAILED, error=to_data(ErrorReport("HL501", "out of memory")))
+    assert told(table(replica()), table(failed), capsys) == ["replica m-1 was lost: out of memory"]
+
+
+def test_the_replacement_is_told_when_it_is_ready(capsys):
+    starting = replica("m-2", ReplicaState.STARTING)
+    assert told(table(replica()), table(starting), capsys) == ["replica m-1 was lost"]
+    assert told(table(starting), table(replica("m-2")), capsys) == ["replica m-2 is ready"]
+
+
+def test_a_replica_that_was_never_ready_is_not_lost(capsys):
+    assert told(table(replica(state=ReplicaState.STARTING)), table(), capsys) == []
+
+
+def test_the_error_of_a_failed_replica_is_raised_as_its_own_type_with_its_log():
+    error = to_data(ErrorReport("HL503", "rank 1 did not come"))
+    with pytest.raises(GroupPreflightFailed, match="rank 1") as caught:
+        raise_failure([replica(), replica("m-2", ReplicaState.FAILED, error=error, log="/x.log")])
+    assert caught.value.report.log == "/x.log"
+
+
+def test_a_failure_without_words_is_still_an_engine_failure():
+    with pytest.raises(EngineFailed, match="m-1 failed without saying why"):
+        raise_failure([replica(state=ReplicaState.FAILED)])
+
+
+def test_an_error_that_names_its_log_keeps_it():
+    error = to_data(ErrorReport("HL501", "x", log="/own.log"))
+    assert failure_report(replica(state=ReplicaState.FAILED, error=error, log="/x.log")).log == "/own.log"
+
+
+def test_healthy_replicas_raise_nothing():
+    raise_failure([replica(), replica(state=ReplicaState.STARTING)])
