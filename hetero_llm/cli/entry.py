@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
         return _fail(error, output, argv)
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
+    except render.ReaderLeft:
         return _reader_left()
     except Exception as error:  # noqa: BLE001  (the outermost frame: whatever is left is a bug, and is reported as one)
         return _fail(_as_bug(error, argv), output, argv)
@@ -39,7 +39,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _invoke(argv: Sequence[str]) -> int:
     code = cli.main(list(argv), prog_name=PROGRAM, standalone_mode=False, obj=list(argv))
-    sys.stdout.flush()
     return code if isinstance(code, int) else ExitCode.OK
 
 

@@ -26,6 +26,10 @@ FILE_COLUMNS = 200
 UNMEASURED = "-"
 
 
+class ReaderLeft(Exception):
+    """Stdout is a pipe whose reader has ended (``… | head``). No OSError: click would exit with 1 for that."""
+
+
 class Format(StrEnum):
     """What ``-o`` takes."""
 
@@ -64,8 +68,15 @@ def show(output: Format, data: object, *tables: Table) -> None:
 
 
 def line(text: str = "", *, end: str = "\n") -> None:
-    """Write to stdout at once."""
-    print(text, end=end, flush=True)
+    """Write to stdout at once.
+
+    Raises:
+        ReaderLeft: nobody reads any more.
+    """
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError as error:
+        raise ReaderLeft from error
 
 
 def say(text: str = "") -> None:
@@ -173,7 +184,10 @@ def _rich(table: Table) -> None:
     if not table.rows:
         say(table.empty)
         return
-    stdout_console().print(rich_table(table))
+    console = stdout_console()
+    with console.capture() as captured:
+        console.print(rich_table(table))
+    line(captured.get(), end="")
 
 
 def rich_table(table: Table) -> RichTable:

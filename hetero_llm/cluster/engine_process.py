@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import threading
@@ -20,7 +21,7 @@ import psutil
 from hetero_llm.cluster.child import ChildProcess
 from hetero_llm.cluster.lease import remove_shm
 from hetero_llm.errors import EngineFailed, EngineNotReady
-from hetero_llm.plugin import EngineLaunch, RootCausePattern
+from hetero_llm.plugin import SHM_PREFIX_ENV, EngineLaunch, RootCausePattern
 from hetero_llm.plugin.rootcause import find_root_cause
 
 LOG_LINES_KEPT = 20_000
@@ -78,6 +79,7 @@ class EngineProcess:
         self._lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self._log_lock = threading.Lock()
         self._shm: set[str] = set()
+        self.shm_prefix = secrets.token_hex(4)
         # Short, because engines put Unix sockets there and their paths are limited to 107 bytes.
         self.scratch = tempfile.mkdtemp(prefix="hetero-")
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +166,7 @@ class EngineProcess:
         """End the engine's whole tree and remove its scratch folder and shared memory. Safe to call twice."""
         self.shared_memory()
         self._child.stop(STOP_GRACE_S)
-        remove_shm(self._shm)
+        remove_shm(self._shm, self.shm_prefix)
         shutil.rmtree(self.scratch, ignore_errors=True)
         with self._log_lock:
             self._log.close()
@@ -172,7 +174,7 @@ class EngineProcess:
     def _environment(self) -> Mapping[str, str]:
         removed = set(self._launch.env_remove)
         env = {k: v for k, v in os.environ.items() if k not in removed and not _NOT_FOR_ENGINES.match(k)}
-        return {**env, "TMPDIR": self.scratch, **self._launch.env}
+        return {**env, "TMPDIR": self.scratch, SHM_PREFIX_ENV: self.shm_prefix, **self._launch.env}
 
     def _on_line(self, line: str) -> None:
         with self._log_lock:

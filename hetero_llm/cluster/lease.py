@@ -13,7 +13,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +29,7 @@ class LeaseNote:
     pid: int
     scratch: str | None = None
     shm: tuple[str, ...] = ()
+    shm_prefix: str | None = None
 
 
 def lease_dir() -> Path:
@@ -86,9 +86,11 @@ class DeviceLease:
                 )
             time.sleep(0.1)
 
-    def note(self, *, scratch: str | None = None, shm: Iterable[str] = ()) -> None:
+    def note(self, *, scratch: str | None = None, shm: Iterable[str] = (), shm_prefix: str | None = None) -> None:
         """Write down what to sweep if this process is killed."""
-        note = LeaseNote(replica=self._replica, pid=os.getpid(), scratch=scratch, shm=tuple(sorted(shm)))
+        note = LeaseNote(
+            replica=self._replica, pid=os.getpid(), scratch=scratch, shm=tuple(sorted(shm)), shm_prefix=shm_prefix
+        )
         content = msgspec.json.encode(note)
         for fd in self._files.values():
             os.pwrite(fd, content, 0)
@@ -129,11 +131,11 @@ def sweep(where: Path | None = None) -> None:
             os.close(fd)
 
 
-def remove_shm(names: Iterable[str]) -> None:
-    """Unlink shared-memory segments by name; those already gone are fine."""
-    for name in names:
-        with suppress(FileNotFoundError):
-            Path("/dev/shm", name).unlink()
+def remove_shm(names: Iterable[str], prefix: str | None) -> None:
+    """Unlink shared-memory objects by name, and those whose name contains `prefix`; gone ones are fine."""
+    shm = Path("/dev/shm")
+    for path in {*(shm / name for name in names), *(shm.glob(f"*{prefix}*") if prefix else ())}:
+        path.unlink(missing_ok=True)
 
 
 def _lock_first(folder: Path, candidates: Sequence[str], count: int) -> dict[str, int]:
@@ -175,7 +177,7 @@ def _sweep_note(fd: int) -> None:
     note = _read_note(fd)
     if note is None:
         return
-    remove_shm(note.shm)
+    remove_shm(note.shm, note.shm_prefix)
     if note.scratch:
         shutil.rmtree(note.scratch, ignore_errors=True)
     os.ftruncate(fd, 0)

@@ -231,7 +231,8 @@ class EngineReplica:
 
     def _note_leftovers(self) -> None:
         if self._lease is not None and self._engine is not None:
-            self._lease.note(scratch=self._engine.scratch, shm=self._engine.shared_memory())
+            engine = self._engine
+            self._lease.note(scratch=engine.scratch, shm=engine.shared_memory(), shm_prefix=engine.shm_prefix)
 
     # -- what the scheduler is told ------------------------------------------------------------------------------------
 

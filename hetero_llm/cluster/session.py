@@ -24,7 +24,7 @@ from hetero_llm.cluster import lease, state
 from hetero_llm.cluster.names import GATEWAY_APP, NAMESPACE
 from hetero_llm.errors import ClusterStartFailed, ClusterUnreachable, NotRunning
 from hetero_llm.model import Inventory, NodeInventory, ReplicaState
-from hetero_llm.scheduler.resources import node_labels, node_resources
+from hetero_llm.scheduler.resources import explicit_resources, node_labels
 
 LOOPBACK = "127.0.0.1"
 """A local cluster listens here only: nothing of it can be reached from outside the machine."""
@@ -109,12 +109,9 @@ def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str |
     """
     temp_dir = tempfile.mkdtemp(prefix="hetero-ray-")
     _use_token(temp_dir, create=True)
-    resources: dict[str, float] = {}
-    labels: dict[str, str] = {}
-    for node in inventories:
-        resources.update(node_resources(node, native.get(node.kind)))
-        labels.update(node_labels(node))
-    native_counts = {name: int(resources.pop(name, 0)) for name in ("CPU", "GPU")}
+    resources = explicit_resources(inventories, native)
+    num_gpus = int(resources.pop("GPU", 0))
+    labels = {name: value for node in inventories for name, value in node_labels(node).items()}
     import ray
 
     from hetero_llm.cluster.ray_private import loopback_kept
@@ -124,8 +121,7 @@ def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str |
             ray.init(
                 address="local",
                 # Explicit, zero included: Ray's own detection picks one vendor at random on mixed boxes.
-                num_cpus=native_counts["CPU"] or os.cpu_count(),
-                num_gpus=native_counts["GPU"],
+                num_gpus=num_gpus,
                 resources=resources,
                 labels=labels,
                 namespace=NAMESPACE,

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -103,9 +104,16 @@ def _run_converter(alias: Alias, source: Path, work: Path, log: Path, progress: 
     # Nothing is fetched, whatever the converter's libraries would like to look up.
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     with (
+        # torch leaves a folder of its own in the temporary one.
+        tempfile.TemporaryDirectory(prefix="hetero-") as scratch,
         log.open("w") as stderr,
         subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env, process_group=0
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**env, "TMPDIR": scratch},
+            process_group=0,
         ) as child,
     ):
         try:

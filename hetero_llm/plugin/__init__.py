@@ -2,12 +2,13 @@
 
 from hetero_llm.model import Device, Health, ModelFacts, PoolWish, Problem, Rejection
 from hetero_llm.plugin.backend import API_VERSION, Backend, Check, DeviceUsage, Discovery
-from hetero_llm.plugin.engine import EngineFact, EngineLaunch, EngineSpec, PhaseMarker, RootCausePattern
+from hetero_llm.plugin.engine import SHM_PREFIX_ENV, EngineFact, EngineLaunch, EngineSpec, PhaseMarker, RootCausePattern
 from hetero_llm.plugin.group import GroupSetup, GroupSpec, RankSpec
 from hetero_llm.plugin.hookspecs import hookimpl
 
 __all__ = [
     "API_VERSION",
+    "SHM_PREFIX_ENV",
     "Backend",
     "Check",
     "Device",

@@ -9,6 +9,10 @@ from typing import Any
 
 from hetero_llm.model import Device
 
+SHM_PREFIX_ENV = "HETERO_ENGINE_SHM_PREFIX"
+"""Variable every engine is started with. An entry program that makes the names of shared-memory objects in /dev/shm
+contain its value lets the core remove them even after the engine was killed before anybody saw it use them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:

@@ -185,7 +185,7 @@ def test_reading_verbs_show_the_running_cluster(serve, module_sandbox):
     assert [device["held_by"] for device in devices if device["uid"] in replica["devices"]] == [replica["replica"]]
     log = module_sandbox.run("logs", replica["replica"])
     assert "Application startup complete" in log.stdout
-    chat = module_sandbox.run("chat", "-m", "Tell me the capital of France.")
+    chat = module_sandbox.run("chat", "-m", QUESTION[0]["content"], "--temperature", "0", "--max-tokens", "30")
     assert "Paris" in chat.stdout
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ from hetero_llm.cluster.lease import DeviceLease
 where, uids, count, replica = sys.argv[1:5]
 lease = DeviceLease.acquire(uids.split(","), int(count), replica, deadline_s=5, where=Path(where))
 if len(sys.argv) > 5:
-    lease.note(scratch=sys.argv[5], shm=sys.argv[6].split(","))
+    lease.note(scratch=sys.argv[5], shm=sys.argv[6].split(","), shm_prefix=sys.argv[7])
 print(",".join(lease.uids), flush=True)
 sys.stdin.read()
 """
@@ -87,11 +88,14 @@ def test_the_next_holder_sweeps_what_a_killed_one_left_behind(hold, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     segment = shared_memory.SharedMemory(create=True, size=64)
-    child, _ = hold(["d0"], 1, "a", scratch, segment.name)
+    unseen = Path("/dev/shm", f"sem.mp-{os.getpid():x}test-abc")
+    unseen.touch()
+    child, _ = hold(["d0"], 1, "a", scratch, segment.name, f"{os.getpid():x}test")
     child.send_signal(signal.SIGKILL)
     child.wait()
     sweep(tmp_path)
     assert not scratch.exists()
+    assert not unseen.exists()
     with pytest.raises(FileNotFoundError):
         shared_memory.SharedMemory(segment.name)
     segment.close()
@@ -108,7 +112,7 @@ def segment_unregister(segment):
 def test_sweeping_touches_nothing_of_a_living_holder(hold, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    hold(["d0"], 1, "a", scratch, "no-such-segment")
+    hold(["d0"], 1, "a", scratch, "no-such-segment", "no-such-prefix")
     sweep(tmp_path)
     assert scratch.exists()
     assert holders(["d0"], tmp_path) == {"d0": "a"}

@@ -147,6 +147,10 @@ class Serve:
             time.sleep(0.2)
         raise AssertionError(f"not ready after {READY_DEADLINE_S} s:\n{self.log}")
 
+    def error(self) -> dict:
+        """Return the error the command ended with."""
+        return json.loads(self.out.read_text())["error"]
+
     @property
     def url(self) -> str:
         return self.ready["url"]

