@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Tell me the capital of France."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

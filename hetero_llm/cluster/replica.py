@@ -131,6 +131,8 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         """Serve's graceful stop: leave the routing table, finish what is being answered, end the engine."""
+        if self._state is ReplicaState.FAILED:
+            return  # Serve calls this after a failed start too; what failed must stay to be seen
         was_ready, self._state = self._state is ReplicaState.READY, ReplicaState.DRAINING
         await self._renew()
         if was_ready:

@@ -32,6 +32,9 @@ LOOPBACK = "127.0.0.1"
 CONNECT_DEADLINE_S = 5.0
 """Time for a cluster to accept a TCP connection."""
 
+END_DEADLINE_S = 30.0
+"""Time the applications of a cluster get to end before the cluster itself is ended."""
+
 OBJECT_STORE_BYTES = 80 << 20
 """Smallest object store Ray takes is 75 MiB. No model data goes through it."""
 
@@ -88,12 +91,16 @@ class Session:
         # Not serve.shutdown(): it kills its controller with calls pending, and Ray prints that as errors.
         from ray import serve
 
+        quiet_ray()
+
         apps = serve.status().applications
         if GATEWAY_APP in apps:
             serve.delete(GATEWAY_APP)  # first, so that clients leave before their engines do
         for app in apps:
             serve.delete(app, _blocking=False)
-        while serve.status().applications:
+        give_up = time.monotonic() + END_DEADLINE_S
+        # What is left then ends with Ray's own processes.
+        while serve.status().applications and time.monotonic() < give_up:
             time.sleep(0.1)
 
 
@@ -133,9 +140,11 @@ def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str |
                 _node_ip_address=LOOPBACK,
             )
             session = Session(ray.get_runtime_context().gcs_address, temp_dir, True, _scheduler())
-    except Exception as error:
+    except BaseException as error:
         ray.shutdown()
         _end_leftovers(temp_dir)
+        if not isinstance(error, Exception):
+            raise
         raise ClusterStartFailed(
             "the local Ray cluster did not start", cause=_reason(error), next=("hetero-llm doctor",)
         ) from error
