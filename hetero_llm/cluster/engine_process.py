@@ -36,6 +36,9 @@ STOP_GRACE_S = 5.0
 DEATH_GRACE_S = 10.0
 """Time a failing engine gets to print its reason and exit before it is judged by what it said so far."""
 
+HEALTH_TIMEOUT_S = 2.0
+"""Longest wait for an answer of the health route; a start that is no longer wanted waits for it too."""
+
 _IN_FLIGHT = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:{[^}]*})? (\S+)$", re.MULTILINE)
 
 _NOT_FOR_ENGINES = re.compile(r"^(RAY_|OMP_NUM_THREADS$|HETERO_LLM_)")
@@ -66,6 +69,9 @@ class EngineProcess:
             log_path: file that gets every line of the engine's output.
             hints: root-cause patterns of plugins, tried after the backend's own.
             pass_fds: lease files the engine keeps open.
+
+        Raises:
+            EngineFailed: the program cannot be started at all.
         """
         self.log_path = log_path
         self.facts: dict[str, int] = {}
@@ -84,9 +90,18 @@ class EngineProcess:
         self.scratch = tempfile.mkdtemp(prefix="hetero-")
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log = log_path.open("wb")
-        self._child = ChildProcess(
-            launch.argv, env=self._environment(), on_line=self._on_line, cores=launch.cores, pass_fds=pass_fds
-        )
+        try:
+            self._child = ChildProcess(
+                launch.argv, env=self._environment(), on_line=self._on_line, cores=launch.cores, pass_fds=pass_fds
+            )
+        except (OSError, ValueError) as error:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            self._log.close()
+            raise EngineFailed(
+                f"engine of {replica} cannot be started: {launch.argv[0]}",
+                cause=str(error),
+                next=("check the backend's installation: hetero-llm doctor",),
+            ) from error
 
     @property
     def pid(self) -> int:
@@ -122,7 +137,7 @@ class EngineProcess:
             EngineNotReady: the deadline of the launch passed.
         """
         deadline = time.monotonic() + self._launch.start_deadline_s
-        while not self._healthy():
+        while not self._healthy(deadline):
             self._check_alive()
             if stopping.wait(0.1):
                 raise EngineNotReady(f"{self._replica} was stopped while it was {self.phase}")
@@ -204,9 +219,10 @@ class EngineProcess:
         if self.exit_code() is not None:
             raise self.failure()
 
-    def _healthy(self) -> bool:
+    def _healthy(self, deadline: float) -> bool:
+        timeout_s = min(HEALTH_TIMEOUT_S, max(0.1, deadline - time.monotonic()))
         try:
-            return self._request("GET", self._launch.health_path, None, 5.0)[0] == 200
+            return self._request("GET", self._launch.health_path, None, timeout_s)[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 

@@ -53,6 +53,15 @@ def silence_driver() -> None:
     worker.print_to_stdstream = lambda *_arguments, **_options: None
 
 
+def forget_token() -> None:
+    """Make Ray read its token anew at the next connection.
+
+    It keeps the first one for the life of the process, whatever ``RAY_AUTH_TOKEN_PATH`` says later; a process that
+    speaks to one cluster after the other would be refused by the second.
+    """
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
 def death_of(actor_id: str) -> str | None:
     """Return why an actor is dead, or None while Ray believes it alive.
 

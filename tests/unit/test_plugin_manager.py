@@ -106,7 +106,7 @@ def test_a_broken_plugin_ends_as_a_record_with_the_reason(install: Install, sour
 def test_a_broken_plugin_hides_no_other(install: Install) -> None:
     install("aaa", "import no_such_vendor_library")
     install("npu", toy("toynpu"))
-    assert load_plugins().kinds() == ("cpu", "toynpu")
+    assert {"cpu", "toynpu"} <= set(load_plugins().kinds())
 
 
 def test_two_plugins_that_claim_one_kind_are_both_refused_by_name(install: Install) -> None:
