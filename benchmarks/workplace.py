@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -46,9 +47,12 @@ class Workplace:
         }
 
     def __enter__(self) -> Workplace:
+        # SIGTERM would end Python without a word; as an exception it cleans up like Ctrl-C.
+        self._on_sigterm = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         for process in self.processes():
             process.kill()
         shutil.rmtree(self.root, ignore_errors=True)

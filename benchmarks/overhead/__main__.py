@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,8 +28,8 @@ from benchmarks.served import Served, Void
 from benchmarks.workplace import Workplace
 from hetero_llm.cli import render
 
-REQUESTS = {1: 16, 16: 64}
-"""Concurrency → requests of one run."""
+LOADS = {1: (16, (12, 20)), 16: (48, (24, 40))}
+"""Concurrency → requests of one run, and the shortest and longest answer in tokens. Some 10 s each on two cores."""
 
 SEED = 0
 ADDED_P50_LIMIT_MS = 5.0
@@ -86,7 +87,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="each is two runs of either way (3)")
-    parser.add_argument("--concurrency", type=int, nargs="+", choices=list(REQUESTS), default=list(REQUESTS))
+    parser.add_argument("--concurrency", type=int, nargs="+", choices=list(LOADS), default=list(LOADS))
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
     return parser.parse_args()
 
@@ -116,16 +117,17 @@ def _ours_s(workplace: Workplace) -> float:
 
 
 async def _compare(served: Served, replica: Mapping[str, Any], repeats: int, concurrency: int) -> Comparison:
-    todo = requests(replica["model"], REQUESTS[concurrency], SEED)
-    direct = functools.partial(run, f"http://{replica['endpoint']}", todo, concurrency)
-    gateway = _Metered(served.url, todo, concurrency, served.status()["gateway"]["pid"])
-    # Whoever came first would fill the engine's prefix cache for the other.
+    todo = requests(replica["model"], *LOADS[concurrency], SEED)
+    direct = _told("direct", functools.partial(run, f"http://{replica['endpoint']}", todo, concurrency))
+    metered = _Metered(served.url, todo, concurrency, served.status()["gateway"]["pid"])
+    gateway = _told("gateway", metered)
+    render.say(f"concurrency {concurrency}: not counted; whoever came first would fill the prefix cache for the other")
     await direct()
     await gateway()
     render.say(f"concurrency {concurrency}: direct against direct")
     noise = difference(*await in_turns(direct, direct, repeats))
     render.say(f"concurrency {concurrency}: direct against gateway")
-    gateway.cpu_s = 0.0
+    metered.cpu_s = 0.0
     ways = await in_turns(direct, gateway, repeats)
     tokens = sum(request.tokens for request in todo) * len(ways[1].runs)
     return Comparison(
@@ -134,8 +136,20 @@ async def _compare(served: Served, replica: Mapping[str, Any], repeats: int, con
         gateway=ways[1],
         noise=noise,
         added=difference(*ways),
-        gateway_cpu_us=gateway.cpu_s / tokens * 1e6,
+        gateway_cpu_us=metered.cpu_s / tokens * 1e6,
     )
+
+
+def _told(name: str, way: Callable[[], Awaitable[Run]]) -> Callable[[], Awaitable[Run]]:
+    """Return `way`, telling each result as it comes."""
+
+    async def told() -> Run:
+        result = await way()
+        p50_ms = statistics.median(result.first_text_s) * 1e3
+        render.say(f"  {name:8} first token p50 {p50_ms:7.1f} ms  {result.tokens_per_s:6.1f} tokens/s")
+        return result
+
+    return told
 
 
 class _Metered:

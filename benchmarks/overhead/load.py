@@ -19,9 +19,6 @@ from benchmarks.served import Void
 
 WORDS = ("river", "stone", "light", "garden", "paper", "winter", "signal", "engine", "market", "summer", "bridge")
 PROMPT_WORDS = (20, 90)
-OUTPUT_TOKENS = (24, 40)
-"""Lengths differ so that concurrent requests do not march in step."""
-
 RUN_DEADLINE_S = 300.0
 _FIRST_TEXT = re.compile(rb'"content":"[^"]')
 _END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
@@ -52,14 +49,16 @@ class Run:
     client_cores: float
 
 
-def requests(model: str, count: int, seed: int) -> tuple[Request, ...]:
-    """Return `count` requests that are the same for the same seed."""
+def requests(model: str, count: int, tokens: tuple[int, int], seed: int) -> tuple[Request, ...]:
+    """Return `count` requests, the same for the same seed.
+
+    Their lengths lie between the two of `tokens`, so that concurrent requests do not march in step.
+    """
     choice = random.Random(seed)
-    return tuple(_request(model, choice, number) for number in range(count))
+    return tuple(_request(model, number, choice.randint(*tokens), choice) for number in range(count))
 
 
-def _request(model: str, choice: random.Random, number: int) -> Request:
-    tokens = choice.randint(*OUTPUT_TOKENS)
+def _request(model: str, number: int, tokens: int, choice: random.Random) -> Request:
     text = " ".join(choice.choices(WORDS, k=choice.randint(*PROMPT_WORDS)))
     body: dict[str, Any] = {
         "model": model,

@@ -30,6 +30,9 @@ LOG_LINES_KEPT = 20_000
 LOG_BYTES_MAX = 64 << 20
 """Size at which the log is moved to ``*.1`` and begun anew."""
 
+GENERATE_DEADLINE_S = 600.0
+"""Longest time one completion asked through the actor may take."""
+
 STOP_GRACE_S = 5.0
 """Time an engine gets to end by itself after SIGTERM."""
 
@@ -156,6 +159,10 @@ class EngineProcess:
         values = [float(value) for value in _IN_FLIGHT.findall(text.decode("utf-8", "replace"))]
         return int(sum(values)) if status == 200 and values else None
 
+    def complete(self, body: bytes) -> tuple[int, bytes]:
+        """Post a completion request and return status and answer; OSError when the engine does not answer."""
+        return self._request("POST", "/v1/completions", body, GENERATE_DEADLINE_S)
+
     def failure(self) -> EngineFailed:
         """Return why the engine ended, from its log. Call after `exit_code` is not None."""
         code = self._child.wait(DEATH_GRACE_S)
@@ -245,7 +252,7 @@ class EngineProcess:
             log=str(self.log_path),
         )
 
-    def _request(self, method: str, path: str, body: str | None, timeout_s: float) -> tuple[int, bytes]:
+    def _request(self, method: str, path: str, body: str | bytes | None, timeout_s: float) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self._address, timeout=timeout_s)
         try:
             connection.request(method, path, body, {"content-type": "application/json"} if body else {})

@@ -98,10 +98,11 @@ class DeviceLease:
 
     def release(self) -> None:
         """Let go of the devices. Safe to call twice."""
-        for fd in self._files.values():
+        # Taken away first: a second thread that comes meanwhile must not close a number that means another file by then.
+        files, self._files = self._files, {}
+        for fd in files.values():
             os.ftruncate(fd, 0)
             os.close(fd)
-        self._files = {}
 
 
 def holders(uids: Iterable[str], where: Path | None = None) -> dict[str, str]:

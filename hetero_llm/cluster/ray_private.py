@@ -53,12 +53,15 @@ def silence_driver() -> None:
     worker.print_to_stdstream = lambda *_arguments, **_options: None
 
 
-def forget_token() -> None:
-    """Make Ray read its token anew at the next connection.
+def reread_authentication() -> None:
+    """Make Ray read its authentication mode and token anew at the next connection.
 
-    It keeps the first one for the life of the process, whatever ``RAY_AUTH_TOKEN_PATH`` says later; a process that
-    speaks to one cluster after the other would be refused by the second.
+    It keeps the mode of the moment of its import and the first token for the life of the process, whatever
+    ``RAY_AUTH_MODE`` and ``RAY_AUTH_TOKEN_PATH`` say later. A process that had imported Ray before this package, or
+    that speaks to one cluster after the other, would be refused.
     """
+    # In this order: a thread that asks in between must not look for a token of the old mode.
+    ray._raylet.Config.initialize("")
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 

@@ -27,7 +27,7 @@ from hetero_llm.cluster.names import LEASE_PERIOD_S
 from hetero_llm.cluster.ray_private import bind_serve_rpc
 from hetero_llm.cluster.resident import release_startup_pages
 from hetero_llm.cluster.state import state_dir
-from hetero_llm.errors import DeviceBusy, HeteroError, InternalError
+from hetero_llm.errors import DeviceBusy, EngineNotReady, HeteroError, InternalError
 from hetero_llm.model import Device, ReplicaState, ReplicaStatus, from_data, to_data
 from hetero_llm.plugin import Backend, EngineSpec, GroupSpec, RankSpec
 from hetero_llm.plugin.manager import PluginManager, load_plugins
@@ -124,6 +124,28 @@ class EngineReplica:
         status: dict[str, Any] = to_data(self._status())
         return status
 
+    async def generate(self, body: bytes) -> tuple[int, bytes]:
+        """Send a completion request (OpenAI's JSON, not streamed) to the engine; return its status and answer."""
+        if self._engine is None or self._state is not ReplicaState.READY:
+            raise NoReadyReplica(f"{self._replica} is {self._state.value}", next=("hetero-llm status",))
+        return await asyncio.to_thread(self._engine.complete, body)
+
+    async def health(self) -> str:
+        """Return the replica's state, a `ReplicaState` value."""
+        return self._state.value
+
+    async def drain(self) -> None:
+        """Leave the routing table and return when what is being answered is finished."""
+        self._state = ReplicaState.DRAINING
+        await self._renew()
+        await asyncio.to_thread(self._drain)
+
+    async def stop(self) -> None:
+        """Drain, then end the actor and its engine. Serve starts another one unless it wants fewer now."""
+        await self.drain()
+        await asyncio.to_thread(self._stop)
+        os._exit(0)
+
     async def check_health(self) -> None:
         """Serve's health check. Light on purpose: a busy engine is healthy, a dead one has ended the actor already."""
         if self._engine is not None and self._engine.exit_code() is not None:
@@ -133,10 +155,10 @@ class EngineReplica:
         """Serve's graceful stop: leave the routing table, finish what is being answered, end the engine."""
         if self._state is ReplicaState.FAILED:
             return  # Serve calls this after a failed start too; what failed must stay to be seen
-        was_ready, self._state = self._state is ReplicaState.READY, ReplicaState.DRAINING
+        if self._state is ReplicaState.READY:
+            await self.drain()
+        self._state = ReplicaState.DRAINING
         await self._renew()
-        if was_ready:
-            await asyncio.to_thread(self._drain)
         await asyncio.to_thread(self._stop)
         self._state = ReplicaState.STOPPED
         self._renewal.cancel()
@@ -150,14 +172,19 @@ class EngineReplica:
         self._devices = self._take_devices(backend)
         port = _free_port(spec.address)
         if len(self._devices) > 1:
-            self._launched_phase = "checking the group"
+            self._go_on_to("checking the group")
             run_preflight(backend.group(self._group_spec()), self._group_spec())
-        self._launched_phase = "starting"
+        self._go_on_to("starting")
         self._engine = self._launch(backend, plugins, port)
         self._endpoint = (spec.address, port)
         self._note_leftovers()
         self._engine.wait_ready(self._stopping)
         self._note_leftovers()
+
+    def _go_on_to(self, phase: str) -> None:
+        if self._stopping.is_set():
+            raise EngineNotReady(f"{self._replica} was stopped while it was {self._launched_phase}")
+        self._launched_phase = phase
 
     def _take_devices(self, backend: Backend) -> tuple[Device, ...]:
         count = self._spec.tp * self._spec.pp
@@ -240,7 +267,9 @@ class EngineReplica:
 
     async def _fail(self, error: Exception) -> None:
         if self._stopping.is_set():
-            return  # __del__ is at work; what failed was the start it interrupted
+            # __del__ is at work; what failed was the start it interrupted. It may have come too early to see the engine.
+            await asyncio.to_thread(self._stop)
+            return
         known = error if isinstance(error, HeteroError) else InternalError(f"{self._replica}: {error!r}")
         self._error, self._state = known, ReplicaState.FAILED
         await asyncio.to_thread(self._stop)

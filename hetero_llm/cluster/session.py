@@ -121,9 +121,9 @@ def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str |
     labels = {name: value for node in inventories for name, value in node_labels(node).items()}
     import ray
 
-    from hetero_llm.cluster.ray_private import forget_token, loopback_kept
+    from hetero_llm.cluster.ray_private import loopback_kept, reread_authentication
 
-    forget_token()
+    reread_authentication()
     try:
         with loopback_kept(), _signals_kept():
             ray.init(
@@ -169,9 +169,9 @@ def connect(address: str | None = None) -> Session:
     _check_reachable(address)
     import ray
 
-    from hetero_llm.cluster.ray_private import forget_token, loopback_kept
+    from hetero_llm.cluster.ray_private import loopback_kept, reread_authentication
 
-    forget_token()
+    reread_authentication()
     try:
         with loopback_kept(), _signals_kept():
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)

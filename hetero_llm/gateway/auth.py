@@ -13,7 +13,7 @@ import yaml
 from hetero_llm.errors import KeyMissing, KeysUnreadable, KeyWrong
 from hetero_llm.gateway.options import KeyRecord
 
-_SHAPE = "the file is a list: `- {name: alice, key: sk-...}`"
+_SHAPE = "the file is a list: `- {name: team-a, key: sk-...}`"
 
 
 def hash_key(key: str) -> str:

@@ -12,6 +12,7 @@ import time
 from typing import Protocol
 
 from hetero_llm.errors import DeadlineExceeded, HeteroError, InternalError
+from hetero_llm.gateway.access import access_record
 from hetero_llm.gateway.body import BodyFacts, read_body
 from hetero_llm.gateway.failures import too_large, upstream_failed
 from hetero_llm.gateway.openai_errors import RETRY_AFTER_S, error_body, error_event, error_headers
@@ -366,30 +367,18 @@ class Exchange:
             self._counters.answered(status)
             self._counters.bytes_out += self._writer.body_bytes
         if self.state.access_log is not None:
-            self._log_access(status, error)
+            self.state.access_log.write(
+                access_record(
+                    self.head,
+                    status,
+                    code=error.code if error is not None else None,
+                    target=self._reservation.target if self._reservation is not None else None,
+                    attempts=len(self._tried),
+                    began_s=self._began_s,
+                    first_s=self._first_s or None,
+                    bytes_in=len(self._body) or self._size,
+                    bytes_out=self._writer.body_bytes,
+                )
+            )
         if status != CLIENT_CLOSED:
             self.client.finished(self, linger=not self._body_done)
-
-    def _log_access(self, status: int, error: HeteroError | None) -> None:
-        assert self.state.access_log is not None
-        now_s = time.perf_counter()
-        target = self._reservation.target if self._reservation is not None else None
-        self.state.access_log.write(
-            {
-                "event": "request",
-                "id": self.head.request_id.decode("latin-1"),
-                "method": self.head.method.decode("latin-1"),
-                "path": self.head.path.decode("latin-1"),
-                "status": status,
-                "code": error.code if error is not None else None,
-                "key": self.head.key_name,
-                "model": target.model if target is not None else None,
-                "replica": target.replica if target is not None else None,
-                "kind": target.kind if target is not None else None,
-                "attempts": len(self._tried),
-                "first_byte_ms": round((self._first_s - self._began_s) * 1000, 1) if self._first_s else None,
-                "ms": round((now_s - self._began_s) * 1000, 1),
-                "bytes_in": len(self._body) or self._size,
-                "bytes_out": self._writer.body_bytes,
-            }
-        )

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -82,28 +84,44 @@ def test_the_answer_says_who_gave_it(client, serve):
     assert raw.headers["x-request-id"]
 
 
-def test_ray_holds_our_resources_for_the_replica(serve, module_sandbox):
-    import subprocess
-    import sys
-
-    (record,) = (module_sandbox.root / "state" / "serve").glob("*.json")
-    cluster = json.loads(record.read_text())
-    code = (
+def in_cluster(sandbox, code):
+    """Run `code`, which prints one JSON document, in a process that is connected to the sandbox's cluster."""
+    (record,) = (sandbox.root / "state" / "serve").glob("*.json")
+    head = (
         "import json, sys\n"
         "from hetero_llm.cluster.session import connect\n"
         "session = connect(sys.argv[1])\n"
         "import ray\n"
-        "print(json.dumps([ray.cluster_resources(), ray.available_resources()]))\n"
-        "session.close()"
+        "from ray import serve\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, cluster["address"]], env=module_sandbox.env, capture_output=True, text=True
-    )
-    total, available = json.loads(done.stdout)
+    argv = [sys.executable, "-c", head + code + "\nsession.close()", json.loads(record.read_text())["address"]]
+    done = subprocess.run(argv, env=sandbox.env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_ray_holds_our_resources_for_the_replica(serve, module_sandbox):
+    code = "print(json.dumps([ray.cluster_resources(), ray.available_resources()]))"
+    total, available = in_cluster(module_sandbox, code)
     (replica,) = serve.replicas()
     for name in ("hetero_cpu", f"hetero_cpu:{replica['accelerator']}"):
         assert total[name] >= 1
         assert available.get(name, 0) == total[name] - 1
+
+
+def test_the_replica_actor_can_be_asked_directly(serve, module_sandbox):
+    (replica,) = serve.replicas()
+    body = {"model": MODEL, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 5}
+    code = (
+        f"handle = serve.get_app_handle({replica['app']!r})\n"
+        f"status, answer = handle.generate.remote({json.dumps(body).encode()!r}).result()\n"
+        "values = [handle.health.remote().result(), handle.endpoint.remote().result(), status, json.loads(answer)]\n"
+        "print(json.dumps([*values, handle.stats.remote().result()]))"
+    )
+    health, endpoint, status, answer, stats = in_cluster(module_sandbox, code)
+    assert (health, endpoint, status) == ("ready", replica["endpoint"], 200)
+    assert "Paris" in answer["choices"][0]["text"]
+    assert stats["replica"] == replica["replica"]
 
 
 def test_everything_of_the_cluster_listens_on_loopback_only(serve, module_sandbox):

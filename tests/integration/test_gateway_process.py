@@ -187,7 +187,7 @@ async def test_it_loads_neither_ray_nor_torch_nor_vllm():
 
 async def test_a_wrong_key_is_401_and_a_right_one_is_served():
     engine = FakeEngine("a", answers())
-    async with gateway(engine, keys=(KeyRecord(name="alice", sha256=hash_key("sk-a")),)) as process:
+    async with gateway(engine, keys=(KeyRecord(name="team-a", sha256=hash_key("sk-a")),)) as process:
         wrong = await process.request(post(headers="authorization: Bearer sk-x\r\n"))
         missing = await process.request(post())
         right = await process.request(post(headers="authorization: Bearer sk-a\r\n"))
@@ -197,7 +197,7 @@ async def test_a_wrong_key_is_401_and_a_right_one_is_served():
     assert (missing.status, missing.error["code"]) == (401, "HL603")
     assert missing.header("www-authenticate") == "Bearer"
     assert (right.status, by_header.status) == (200, 200)
-    assert line["key"] == "alice"
+    assert line["key"] == "team-a"
     assert len(engine.requests) == 2
 
 

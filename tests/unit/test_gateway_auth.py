@@ -4,7 +4,7 @@ from hetero_llm.errors import KeyMissing, KeysUnreadable, KeyWrong
 from hetero_llm.gateway.auth import KeyRing, hash_key, load_keys
 from hetero_llm.gateway.options import KeyRecord
 
-RING = KeyRing([KeyRecord(name="alice", sha256=hash_key("sk-a")), KeyRecord(name="bob", sha256=hash_key("sk-b"))])
+RING = KeyRing([KeyRecord(name="team-a", sha256=hash_key("sk-a")), KeyRecord(name="team-b", sha256=hash_key("sk-b"))])
 
 
 def test_without_keys_everybody_is_let_in():
@@ -12,16 +12,16 @@ def test_without_keys_everybody_is_let_in():
 
 
 def test_a_right_key_gives_its_owner():
-    assert RING.check(b"Bearer sk-b") == "bob"
+    assert RING.check(b"Bearer sk-b") == "team-b"
 
 
 @pytest.mark.parametrize("header", [b"bearer sk-a", b"BEARER   sk-a", b"Bearer sk-a  "])
 def test_the_scheme_is_read_without_regard_to_case_and_blanks(header):
-    assert RING.check(header) == "alice"
+    assert RING.check(header) == "team-a"
 
 
 def test_the_key_may_come_in_x_api_key():
-    assert RING.check(None, b"sk-a") == "alice"
+    assert RING.check(None, b"sk-a") == "team-a"
 
 
 @pytest.mark.parametrize("header", [None, b"", b"Bearer", b"Bearer ", b"Basic sk-a", b"sk-a"])
@@ -43,10 +43,10 @@ def test_the_error_does_not_repeat_the_key():
 
 
 def test_a_key_file_is_read(tmp_path):
-    (tmp_path / "keys.yaml").write_text("- {name: alice, key: sk-a}\n- {name: bob, key: sk-b}\n")
+    (tmp_path / "keys.yaml").write_text("- {name: team-a, key: sk-a}\n- {name: team-b, key: sk-b}\n")
     assert load_keys(tmp_path / "keys.yaml") == (
-        KeyRecord(name="alice", sha256=hash_key("sk-a")),
-        KeyRecord(name="bob", sha256=hash_key("sk-b")),
+        KeyRecord(name="team-a", sha256=hash_key("sk-a")),
+        KeyRecord(name="team-b", sha256=hash_key("sk-b")),
     )
 
 
@@ -56,7 +56,7 @@ def test_a_key_file_is_read(tmp_path):
         ("", "no list of keys"),
         ("[]", "no list of keys"),
         ("keys: []", "no list of keys"),
-        ("- alice", "entry 1"),
+        ("- team-a", "entry 1"),
         ("- {name: a, key: k}\n- {name: b}", "entry 2"),
         ("- {name: a, key: k, admin: true}", "entry 1"),
         ("- {name: a, key: 12345}", "`key` of entry 1"),
