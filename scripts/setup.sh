@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3.11}"
 venv="${VENV:-.venv}"
 stamp="$venv/.setup-stamp"
-inputs=(requirements/cpu.txt requirements/dev.txt pyproject.toml scripts/setup.sh)
+inputs=(requirements/cpu.txt requirements/dev.txt pyproject.toml plugins/hetero-llm-sim/pyproject.toml scripts/setup.sh)
 pip_version=26.3
 torch_index=https://download.pytorch.org/whl/cpu
 
@@ -81,7 +81,8 @@ main() {
     fi
     install_lock "${extra[@]}" || die "installing the locked packages failed; pip's message is above" \
         "check the network and pip's index settings: $venv/bin/pip config list" "then run it again: what is there is kept"
-    pip install -qq --no-deps --no-build-isolation -e . || die "installing hetero-llm itself failed" "make clean setup"
+    # The simulator is a distribution of its own, like any vendor's plugin.
+    pip install -qq --no-deps --no-build-isolation -e . -e plugins/hetero-llm-sim || die "installing hetero-llm itself failed" "make clean setup"
     wanted_stamp >"$stamp"
     say "done"
 }

@@ -95,6 +95,7 @@ def _options() -> argparse.Namespace:
 def _measure(
     workplace: Workplace, repeats: int, concurrencies: Sequence[int]
 ) -> tuple[list[Comparison], tuple[Memory, ...], float]:
+    render.say("starting serve")
     served = Served(workplace)
     try:
         served.wait_ready()
@@ -226,10 +227,11 @@ def _data(one: Comparison) -> dict[str, object]:
 def _tables(
     comparisons: Sequence[Comparison], processes: Sequence[Memory], goals: Sequence[Goal]
 ) -> tuple[render.Table, ...]:
-    memory = [
+    memory: list[tuple[object, ...]] = [
         (one.role, one.pid, round(one.rss_bytes / MB), round(one.pss_bytes / MB), one.has_engine_libraries)
         for one in processes
     ]
+    memory.append(("all together", None, None, round(sum(one.pss_bytes for one in processes) / MB), None))
     return (
         render.Table(
             (

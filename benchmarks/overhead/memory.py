@@ -69,7 +69,10 @@ def _ray_role(pid: int) -> str:
     title = _title(pid)
     if title.startswith("ray::"):
         return title.partition(" ")[0].partition(".")[0]
-    return "ray " + psutil.Process(pid).name()
+    # Programs in Python are known by their script, the others by their own name.
+    name = psutil.Process(pid).name()
+    script = next((word for word in title.split() if word.endswith(".py")), None)
+    return f"ray {Path(script).name}" if script and name.startswith("python") else f"ray {name}"
 
 
 def _title(pid: int) -> str:

@@ -1,7 +1,7 @@
 """The scheduler actor: keeps the registry, answers gateways and people, survives its own restart.
 
-It holds nothing that cannot come back: models and node inventories are written to Ray's key-value store, replicas
-renew their lease twice a second, gateways keep their last table while it is away.
+It holds nothing that cannot come back: models, node inventories and replicas are written to Ray's key-value store at
+each change, replicas renew their lease twice a second, gateways keep their last table while it is away.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from hetero_llm.cluster.registry import ConfiguredModel, Registry
 from hetero_llm.cluster.resident import release_startup_pages
 from hetero_llm.model import Inventory, ReplicaStatus, from_data
 
-SETTLE_S = 4 * LEASE_PERIOD_S
-"""After a restart no table is given out before every living replica had time to renew its lease."""
+_Held = tuple[str, ReplicaStatus]
+"""Actor id and last word of a replica."""
 
 _MODELS = "models"
+_REPLICAS = "replicas"
 _INVENTORY = "inventory"
 
 
@@ -37,11 +38,7 @@ class Scheduler:
         self._registry = Registry(first_version=int(time.time() * 1000))
         self._actor_ids: dict[str, str] = {}
         self._changed = asyncio.Event()
-        self._started = time.monotonic()
-        models = kv_get(NAMESPACE, _MODELS)
-        for model in msgspec.json.decode(models, type=tuple[ConfiguredModel, ...]) if models else ():
-            self._registry.put_model(model)
-        self._restarted = models is not None
+        self._read_back()
         release_startup_pages()
         self._watch_task = asyncio.get_running_loop().create_task(self._watch_late_leases())
 
@@ -58,6 +55,7 @@ class Scheduler:
         """Forget a model and its replicas."""
         self._registry.remove_model(name)
         self._models_changed()
+        self._replicas_changed()
 
     async def put_inventory(self, inventory: bytes) -> None:
         """Keep the inventory of the cluster's nodes (`Inventory` as JSON)."""
@@ -77,13 +75,11 @@ class Scheduler:
         self._registry.renew(value, time.monotonic())
         self._actor_ids[value.replica] = actor_id
         if self._registry.version != before:
-            self._notify()
+            self._replicas_changed()
 
     async def table(self, newer_than: int, timeout_s: float) -> bytes | None:
         """Return the routing table once its version exceeds `newer_than`; None after `timeout_s` without change."""
         deadline = time.monotonic() + timeout_s
-        if self._restarted:
-            await asyncio.sleep(max(0.0, self._started + SETTLE_S - time.monotonic()))
         while self._registry.version <= newer_than:
             changed = self._changed
             with suppress(TimeoutError):
@@ -91,6 +87,27 @@ class Scheduler:
             if time.monotonic() >= deadline and self._registry.version <= newer_than:
                 return None
         return msgspec.json.encode(self._registry.table())
+
+    def _read_back(self) -> None:
+        """Take over what a former incarnation knew.
+
+        Replicas too: a table without one that lives must not be given out, and how long a replica takes to find the
+        restarted actor depends on how busy the machine is. Those that died meanwhile are soon late, and Ray is asked.
+        """
+        models = kv_get(NAMESPACE, _MODELS)
+        for model in msgspec.json.decode(models, type=tuple[ConfiguredModel, ...]) if models else ():
+            self._registry.put_model(model)
+        replicas = kv_get(NAMESPACE, _REPLICAS)
+        for actor_id, status in msgspec.json.decode(replicas, type=tuple[_Held, ...]) if replicas else ():
+            self._registry.renew(status, time.monotonic())
+            self._actor_ids[status.replica] = actor_id
+
+    def _replicas_changed(self) -> None:
+        replicas = self._registry.table().replicas
+        self._actor_ids = {status.replica: self._actor_ids[status.replica] for status in replicas}
+        held = [(self._actor_ids[status.replica], status) for status in replicas]
+        kv_put(NAMESPACE, _REPLICAS, msgspec.json.encode(held))
+        self._notify()
 
     def _models_changed(self) -> None:
         kv_put(NAMESPACE, _MODELS, msgspec.json.encode(self._registry.models()))
@@ -105,9 +122,10 @@ class Scheduler:
         while True:
             await asyncio.sleep(LEASE_PERIOD_S)
             for replica in self._registry.late(time.monotonic(), LEASE_LATE_S):
-                if cause := await asyncio.to_thread(death_of, self._actor_ids[replica]):
+                actor_id = self._actor_ids.get(replica)  # None: it was forgotten while another one was asked about
+                if actor_id and (cause := await asyncio.to_thread(death_of, actor_id)):
                     self._registry.died(replica, cause)
-                    self._notify()
+                    self._replicas_changed()
 
 
 def start_scheduler() -> Any:

@@ -98,7 +98,7 @@ class DeviceLease:
 
     def release(self) -> None:
         """Let go of the devices. Safe to call twice."""
-        # Taken away first: a second thread that comes meanwhile must not close a number that means another file by then.
+        # Taken away first: a second thread must not close a number that means another file by then.
         files, self._files = self._files, {}
         for fd in files.values():
             os.ftruncate(fd, 0)

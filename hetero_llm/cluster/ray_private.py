@@ -65,6 +65,31 @@ def reread_authentication() -> None:
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
+def refusal(address: str, timeout_s: float) -> str | None:
+    """Return why the cluster at `address` (``host:port``) does not let us in, None when it does.
+
+    `ray.init` finds out only after 20 s for a wrong token, minutes for a listener that is not Ray, and prints every
+    attempt. The question is the one it asks first itself.
+    """
+    import grpc  # type: ignore[import-untyped]
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    channel = init_grpc_channel(address)
+    try:
+        service = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        service.GetClusterId(gcs_service_pb2.GetClusterIdRequest(), timeout=timeout_s, wait_for_ready=True)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return "the cluster refuses the token"
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"what listens there does not answer like Ray within {timeout_s:g} s"
+        return f"{error.code().name}: {error.details()}"
+    finally:
+        channel.close()
+    return None
+
+
 def death_of(actor_id: str) -> str | None:
     """Return why an actor is dead, or None while Ray believes it alive.
 

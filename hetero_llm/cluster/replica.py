@@ -27,7 +27,7 @@ from hetero_llm.cluster.names import LEASE_PERIOD_S
 from hetero_llm.cluster.ray_private import bind_serve_rpc
 from hetero_llm.cluster.resident import release_startup_pages
 from hetero_llm.cluster.state import state_dir
-from hetero_llm.errors import DeviceBusy, EngineNotReady, HeteroError, InternalError
+from hetero_llm.errors import DeviceBusy, EngineNotReady, HeteroError, InternalError, NoReadyReplica
 from hetero_llm.model import Device, ReplicaState, ReplicaStatus, from_data, to_data
 from hetero_llm.plugin import Backend, EngineSpec, GroupSpec, RankSpec
 from hetero_llm.plugin.manager import PluginManager, load_plugins
@@ -267,7 +267,7 @@ class EngineReplica:
 
     async def _fail(self, error: Exception) -> None:
         if self._stopping.is_set():
-            # __del__ is at work; what failed was the start it interrupted. It may have come too early to see the engine.
+            # __del__ is at work and what failed is the start it interrupted; it may have come before the engine did.
             await asyncio.to_thread(self._stop)
             return
         known = error if isinstance(error, HeteroError) else InternalError(f"{self._replica}: {error!r}")

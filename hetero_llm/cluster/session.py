@@ -173,6 +173,7 @@ def connect(address: str | None = None) -> Session:
 
     reread_authentication()
     try:
+        _check_welcome(address)
         with loopback_kept(), _signals_kept():
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
@@ -196,9 +197,9 @@ def connect(address: str | None = None) -> Session:
 
 def _check_reachable(address: str) -> None:
     # Ray itself goes on trying for minutes.
+    if not _has_port(address):
+        return
     host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        return  # "auto" and "ray://…" are Ray's to resolve
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_DEADLINE_S).close()
     except OSError as error:
@@ -207,6 +208,18 @@ def _check_reachable(address: str) -> None:
             cause=str(error),
             next=("hetero-llm serve", "check --address and RAY_ADDRESS"),
         ) from error
+
+
+def _check_welcome(address: str) -> None:
+    from hetero_llm.cluster.ray_private import refusal
+
+    if _has_port(address) and (why := refusal(address, CONNECT_DEADLINE_S)):
+        raise ConnectionError(why)
+
+
+def _has_port(address: str) -> bool:
+    """Return whether this is ``host:port``; "auto" and "ray://…" are Ray's to resolve."""
+    return "/" not in address and address.rpartition(":")[2].isdecimal()
 
 
 def _reason(error: Exception) -> str:

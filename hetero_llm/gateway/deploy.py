@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import threading
 from collections import deque
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 import ray
 from ray import serve
+from ray.serve.schema import ApplicationStatus
 
 from hetero_llm.cluster.child import ChildProcess
 from hetero_llm.cluster.controller import find_scheduler
@@ -139,7 +141,7 @@ def deploy_gateway(session: Session, options: GatewayOptions) -> str:
     """
     start_serve()
     running = serve.status().applications.get(GATEWAY_APP)
-    if running is None:
+    if running is None or running.status is ApplicationStatus.DEPLOY_FAILED:
         deployment = serve.deployment(
             GatewayReplica,
             name="GatewayReplica",
@@ -148,23 +150,43 @@ def deploy_gateway(session: Session, options: GatewayOptions) -> str:
             max_constructor_retry_count=1,
             graceful_shutdown_timeout_s=options.drain_s + 10.0,
             graceful_shutdown_wait_loop_s=0.1,
+            # Serve notices at its next check that the actor is dead, and nobody is served until then.
+            health_check_period_s=1.0,
             health_check_timeout_s=60.0,
         )
         try:
             serve.run(deployment.bind(to_data(options)), name=GATEWAY_APP, route_prefix=None)
         except RuntimeError as error:
+            cause = _last_words()
+            serve.delete(GATEWAY_APP)  # left as it is, it would be taken for a running one
             raise ClusterStartFailed(
                 f"the gateway does not listen on {options.host}:{options.port}",
-                cause=str(error).strip().splitlines()[-1] if str(error).strip() else None,
+                cause=cause,
                 next=("choose another --port", "hetero-llm doctor"),
                 log=str(state_dir() / "logs"),
             ) from error
     return gateway_url(session)
 
 
+def _last_words() -> str | None:
+    """Return what the gateway's constructor raised: the last line of the traceback that Serve keeps."""
+    app = serve.status().applications[GATEWAY_APP]
+    lines = [line for part in app.deployments.values() for line in part.message.splitlines() if line.strip()]
+    return re.sub(r"^[\w.]+: ", "", lines[-1].strip()) if lines else None
+
+
 def gateway_url(session: Session) -> str:
-    """Return the base URL of the cluster's gateway."""
-    address: str = serve.get_app_handle(GATEWAY_APP).address.remote().result(timeout_s=START_DEADLINE_S)
+    """Return the base URL of the cluster's gateway.
+
+    Raises:
+        ClusterStartFailed: it does not answer; Serve may be trying to bring it back.
+    """
+    try:
+        address: str = serve.get_app_handle(GATEWAY_APP).address.remote().result(timeout_s=START_DEADLINE_S)
+    except TimeoutError as error:
+        raise ClusterStartFailed(
+            f"the gateway did not say within {START_DEADLINE_S:.0f} s where it listens", log=str(state_dir() / "logs")
+        ) from error
     return f"http://{address}"
 
 

@@ -1,7 +1,6 @@
 """EngineProcess against a small engine program: readiness, root causes, environment, and an end without a trace."""
 
 import json
-import os
 import re
 import socket
 import threading
@@ -29,6 +28,10 @@ def wait_for(condition, deadline_s=20.0):
     while not condition():
         assert time.monotonic() < end, "condition not met in time"
         time.sleep(0.02)
+
+
+def shared_memory():
+    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 @pytest.fixture
@@ -121,7 +124,7 @@ def test_a_program_that_is_not_there_is_named_and_leaves_no_scratch_folder(start
 @pytest.mark.parametrize("place", ["start", "token"])
 def test_the_message_is_the_root_cause_from_the_log(start, place):
     engine = start("--die", place, "--exit-code", 3, "--say", "ValueError: no kernel for head size 16")
-    with pytest.raises(EngineFailed, match="^head size 16 is not one$") as failed:
+    with pytest.raises(EngineFailed, match=r"^head size 16 is not one$") as failed:
         ready(engine)
     assert "exited with code 3" in failed.value.report.cause
     assert "hetero-llm logs r1" in failed.value.report.next
@@ -195,17 +198,16 @@ def test_an_engine_that_does_not_answer_has_an_unknown_number_of_requests(start,
 
 def test_stop_leaves_no_process_no_scratch_and_no_shared_memory(start, monkeypatch):
     monkeypatch.setattr(engine_process, "STOP_GRACE_S", 0.5)
-    before = set(os.listdir("/dev/shm"))
     engine = ready(start("--ignore-sigterm", "--grandchildren", 2, "--shared-memory"))
     tree = psutil.Process(engine.pid).children(recursive=True)
     named = set(re.findall(r"shared memory (\S+)", engine.log_path.read_text()))
     assert len(tree) >= 2
-    assert named <= set(engine.shared_memory()) & set(os.listdir("/dev/shm"))
+    assert named <= set(engine.shared_memory()) & shared_memory()
     engine.stop()
     assert not [p for p in tree if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert engine.exit_code() is not None
     assert not Path(engine.scratch).exists()
-    assert not {name for name in set(os.listdir("/dev/shm")) - before if name in named or engine.shm_prefix in name}
+    assert not [name for name in shared_memory() if name in named or engine.shm_prefix in name]
 
 
 def test_grandchildren_of_a_killed_engine_end_with_stop(start, monkeypatch):
@@ -216,7 +218,7 @@ def test_grandchildren_of_a_killed_engine_end_with_stop(start, monkeypatch):
     engine.wait()
     engine.stop()
     assert not [p for p in tree if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    assert not [name for name in os.listdir("/dev/shm") if engine.shm_prefix in name]
+    assert not [name for name in shared_memory() if engine.shm_prefix in name]
 
 
 def test_stop_is_safe_twice_and_keeps_the_log(start):
@@ -242,5 +244,5 @@ def test_a_cause_that_a_flood_of_lines_follows_is_still_found(start):
     engine = start(
         "--say", "ValueError: no kernel for head size 16", "--flood-lines", 3000, "--die", "start", "--exit-code", 1
     )
-    with pytest.raises(EngineFailed, match="^head size 16 is not one$"):
+    with pytest.raises(EngineFailed, match=r"^head size 16 is not one$"):
         ready(engine)

@@ -1,6 +1,5 @@
 """EngineReplica as a real Serve deployment on a real cluster; only the engine program is a small one."""
 
-import os
 import re
 import threading
 import time
@@ -104,7 +103,7 @@ def test_a_killed_actor_takes_its_engine_along_and_is_replaced_on_the_same_devic
     assert second.replica != first.replica
     assert second.devices == first.devices
     assert not Path(scratch).exists()
-    assert not set(segments) & set(os.listdir("/dev/shm"))
+    assert not [name for name in segments if Path("/dev/shm", name).exists()]
 
 
 def test_a_deleted_model_finishes_the_stream_it_is_answering(cluster, model):

@@ -196,7 +196,7 @@ def test_slow_start_does_not_listen_before_its_time(start_engine):
     assert time.monotonic() - began >= 0.8
 
 
-# -- how faults are switched ---------------------------------------------------------------------------------------------
+# -- how faults are switched -------------------------------------------------------------------------------------------
 
 
 def test_faults_of_the_environment_are_on_from_the_start(start_engine):

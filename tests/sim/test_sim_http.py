@@ -4,7 +4,6 @@ import json
 import socket
 import time
 
-import httpx
 import pytest
 from hetero_llm_sim.tokens import continuation, decode, encode
 from openai import OpenAI
@@ -65,9 +64,8 @@ def test_token_ids_are_given_when_asked_for(engine):
 
 
 def test_the_openai_sdk_chats_with_it(engine):
-    with engine.new_client() as http:
-        client = OpenAI(base_url=f"{engine.http.base_url}v1", api_key="x", http_client=http)
-        messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    with OpenAI(base_url=f"http://{engine.host}:{engine.port}/v1", api_key="x", max_retries=0) as client:
         whole = client.chat.completions.create(model="m", messages=messages, max_tokens=6)
         stream = client.chat.completions.create(model="m", messages=messages, max_tokens=6, stream=True)
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
@@ -174,13 +172,9 @@ def test_what_is_not_http_ends_the_connection(engine):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_stops_its_request(start_engine, stream):
     engine = start_engine("--profile", "slow")
-    with engine.new_client(timeout_s=0.4) as client:
-        body = {"prompt": "x", "max_tokens": 5000, "stream": stream}
-        with pytest.raises(httpx.TimeoutException):  # noqa: SIM117
-            with client.stream("POST", "/v1/completions", json=body) as answer:
-                for _ in answer.iter_raw():
-                    time.sleep(0.5)
-                    raise httpx.ReadTimeout("seen enough")
+    connection = _open(engine, {"prompt": "x", "max_tokens": 5000, "stream": stream})
+    engine.eventually(lambda: engine.metric("vllm:generation_tokens_total") > 2)
+    connection.close()
     engine.eventually(lambda: engine.metric("vllm:num_requests_running") == 0)
     assert engine.metric("vllm:request_success_total") == 1
     assert engine.metric("vllm:kv_cache_usage_perc") == 0
@@ -188,14 +182,15 @@ def test_a_client_that_leaves_stops_its_request(start_engine, stream):
 
 def test_a_full_queue_answers_503(start_engine):
     engine = start_engine("--profile", "slow", "--max-num-seqs", "1", "--max-num-queued-reqs", "1")
-    with engine.new_client(timeout_s=0.1) as client:
-        waiting = [_open(engine, {"prompt": "x", "max_tokens": 5000}) for _ in range(2)]
-        engine.eventually(lambda: engine.metric("vllm:num_requests_waiting") == 1)
-        answer = client.post("/v1/completions", json={"prompt": "x"})
-        assert answer.status_code == 503
-        assert "requests wait already" in answer.json()["error"]["message"]
-        for connection in waiting:
-            connection.close()
+    waiting = [_open(engine, {"prompt": "x", "max_tokens": 5000}) for _ in range(2)]
+    engine.eventually(lambda: engine.metric("vllm:num_requests_waiting") == 1)
+    answer = engine.http.post("/v1/completions", json={"prompt": "x"})
+    assert answer.status_code == 503
+    assert "requests wait already" in answer.json()["error"]["message"]
+    assert engine.metric("sim:requests_refused_total") == 1
+    for connection in waiting:
+        connection.close()
+    engine.eventually(lambda: engine.metric("vllm:num_requests_waiting") == 0)
     assert engine.complete()["usage"]["completion_tokens"] == 5
 
 

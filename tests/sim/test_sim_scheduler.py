@@ -1,6 +1,7 @@
 """The engine keeps its profile's time exactly. Nothing here sleeps: the clock is an argument."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hetero_llm_sim.profile import Profile, load_profiles
@@ -42,7 +43,7 @@ class Run:
     def until(self, now_s):
         self.now_s = now_s
         for step in self.scheduler.advance(now_s):
-            for sequence, token, _ in step.emitted:
+            for sequence, _, token in step.emitted:
                 self.times[sequence.owner].append(step.ends_s)
                 self.tokens[sequence.owner].append(token)
 
@@ -52,7 +53,7 @@ class Run:
 
     def gaps(self, name):
         times = self.times[name]
-        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(times)]
 
 
 def prompt(number, length=32):
@@ -100,8 +101,8 @@ def test_prompts_that_fit_one_step_get_their_first_tokens_together(batch):
         run.add(str(number), prompt(number, 32))
     run.to_the_end()
     # The first was alone when it came; all others shared the step after it.
-    firsts = {run.times[str(number)][0] for number in range(1, batch)}
-    assert firsts <= {pytest.approx(0.032 * min(batch + 1, 16))}
+    firsts = [run.times[str(number)][0] for number in range(1, batch + 1)]
+    assert firsts == [pytest.approx(0.032 * (1 + batch))] * batch
 
 
 def test_a_long_prompt_is_computed_in_chunks_that_slow_the_decoding_ones_down():

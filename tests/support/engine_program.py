@@ -110,7 +110,9 @@ class Engine:
                     self.answer(200, b"")
                 elif self.path == "/metrics":
                     label = f'{{engine="0",model_name="{flags.served_model_name}"}}'
-                    text = f"vllm:num_requests_running{label} {engine.running}.0\nvllm:num_requests_waiting{label} 0.0\n"
+                    text = (
+                        f"vllm:num_requests_running{label} {engine.running}.0\nvllm:num_requests_waiting{label} 0.0\n"
+                    )
                     self.answer(200, text.encode())
                 else:
                     self.answer(404, b"")

@@ -72,6 +72,8 @@ class Exchange:
     def _finish(self) -> None:
         if not self.closed:
             self.closed = True
+            # It refers back to this exchange. A cycle less to collect is a pause less.
+            self.on_close = None
             self._protocol.answered(keep_alive=self.keep_alive)
 
 
@@ -116,8 +118,9 @@ class Protocol(asyncio.Protocol):
         exchange, self._current = self._current, None
         if exchange is not None and not exchange.closed:
             exchange.closed = True
-            if exchange.on_close is not None:
-                exchange.on_close()
+            on_close, exchange.on_close = exchange.on_close, None
+            if on_close is not None:
+                on_close()
 
     # -- httptools -----------------------------------------------------------------------------------------------------
 

@@ -186,12 +186,12 @@ def _text_part(part: Any) -> str:
 def _prompt(prompt: Any) -> list[int]:
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
+    if prompt in ("", []):
+        raise BadRequest("the prompt is empty", param="prompt")
     if isinstance(prompt, str):
-        prompt = encode(prompt)
+        return encode(prompt)
     if not isinstance(prompt, list) or not all(type(token) is int and token >= 0 for token in prompt):
         raise BadRequest("prompt must be one text or one list of token ids", param="prompt")
-    if not prompt:
-        raise BadRequest("the prompt is empty", param="prompt")
     return prompt
 
 

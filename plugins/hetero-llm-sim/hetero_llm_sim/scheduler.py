@@ -33,8 +33,8 @@ class Sequence:
         priority: lower goes first.
         computed: how many of `tokens` are in the KV cache.
         cached_tokens: prompt tokens found in the prefix cache at the first attempt; None until then.
-        first_token_s: when the first token was ready, None before.
-        last_token_s: when the last token so far was ready.
+        arrived_s: when it was added.
+        gone: finished or aborted.
     """
 
     tokens: list[int]
@@ -46,8 +46,6 @@ class Sequence:
     computed: int = 0
     cached_tokens: int | None = None
     arrived_s: float = 0.0
-    first_token_s: float | None = None
-    last_token_s: float = 0.0
     gone: bool = False
     order: tuple[int, int] = (0, 0)
     blocks: list[int] = field(default_factory=list)
@@ -56,11 +54,6 @@ class Sequence:
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
 
-    @property
-    def generated(self) -> int:
-        """Number of tokens generated so far."""
-        return len(self.tokens) - self.prompt_length
-
 
 @dataclass(slots=True)
 class Step:
@@ -68,12 +61,13 @@ class Step:
 
     Attributes:
         ends_s: when its tokens are ready.
-        emitted: (sequence, its new token, True if that was the last) of each sequence that got one.
+        emitted: (sequence, how many tokens it has had with this one, the token) of each sequence that got one. Later
+            steps may be over already, so this is not to be read from the sequence.
     """
 
     ends_s: float
     work: dict[Sequence, int]
-    emitted: list[tuple[Sequence, int, bool]] = field(default_factory=list)
+    emitted: list[tuple[Sequence, int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -236,12 +230,9 @@ class Scheduler:
                 continue
             token = sequence.greedy.next()
             sequence.tokens.append(token)
-            sequence.last_token_s = step.ends_s
-            if sequence.first_token_s is None:
-                sequence.first_token_s = step.ends_s
-            last = sequence.generated >= sequence.max_tokens
-            step.emitted.append((sequence, token, last))
-            if last:
+            count = len(sequence.tokens) - sequence.prompt_length
+            step.emitted.append((sequence, count, token))
+            if count >= sequence.max_tokens:
                 sequence.gone = ended = True
                 self._free(sequence)
         self.counters.generated_tokens += len(step.emitted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -51,6 +52,8 @@ async def _serve(settings: Settings, faults: Faults, host: str, port: int) -> No
             await asyncio.wait_for(ended.wait(), slow_start_s)
     for fault in faults.active:
         fault.since_s = time.monotonic()
+    # What is there now stays for good; collections need not walk through it again.
+    gc.freeze()
     if not ended.is_set():
         listener = Listener(Service(settings, faults, die=_die), host, port)
         await listener.start()
@@ -116,13 +119,19 @@ class Listener:
                 connection.close()
 
     def _listen_again(self) -> None:
-        if self._server is None:
+        if self._server is None and not self._changes:
             task = asyncio.get_running_loop().create_task(self._reopen())
             self._changes.add(task)
             task.add_done_callback(self._changes.discard)
 
     async def _reopen(self) -> None:
-        await self._open(self._port)
+        try:
+            await self._open(self._port)
+        except OSError as error:
+            say(f"cannot listen again: {error}")
+        else:
+            # The faults may have changed meanwhile.
+            self._on_faults(None)
 
 
 def _die(reason: str) -> None:

@@ -23,6 +23,9 @@ VERSION = "0.1.0+sim"
 _TICK_S = 0.0005
 """Half a tick of the event loop's timers: a step that ends within it counts as ended."""
 
+_LAST_WORDS_S = 0.005
+"""Time between the last byte of a dying engine and its death, so that a client surely gets what it is told it gets."""
+
 _GARBAGE = b'{"id": "chatcmpl-\xff\xfe", "choices": [{"mess'
 _encode = msgspec.json.encode
 
@@ -53,8 +56,8 @@ class Generation:
     request: Generate
     reply: Reply
     faults: dict[str, float]
-    tokens: list[int] = field(default_factory=list)
     last_token_s: float = 0.0
+    silenced: bool = False
 
 
 class Service:
@@ -158,8 +161,8 @@ class Service:
         now_s, speed = self.now_s(), self.settings.speed
         for step in self.scheduler.advance(now_s + _TICK_S * speed):
             self.metrics.lateness.observe((now_s - step.ends_s) / speed)
-            for sequence, token, last in step.emitted:
-                self._deliver(sequence, token, last)
+            for sequence, count, token in step.emitted:
+                self._deliver(sequence, count, token, step.ends_s)
 
     def _on_timer(self) -> None:
         self._armed_s = None
@@ -177,14 +180,14 @@ class Service:
             delay_s = max(0.0, (next_s - self.now_s()) / self.settings.speed)
             self._timer = self._loop.call_later(delay_s, self._on_timer)
 
-    def _deliver(self, sequence: Sequence, token: int, last: bool) -> None:
+    def _deliver(self, sequence: Sequence, count: int, token: int, ready_s: float) -> None:
         generation: Generation = sequence.owner
-        self._observe(sequence, generation, last)
-        if generation.faults and self._breaks_off(sequence, generation):
-            return
         exchange, request, reply = generation.exchange, generation.request, generation.reply
+        first, last = count == 1, count == sequence.max_tokens
+        self._observe(sequence, generation, ready_s, first=first, last=last)
+        if generation.faults and self._breaks_off(sequence, generation, count):
+            return
         if request.stream:
-            first = sequence.generated == 1
             if first:
                 exchange.start_stream()
             chunks = reply.chunks(token, first=first, last=last)
@@ -196,27 +199,29 @@ class Service:
             tokens = sequence.tokens[sequence.prompt_length :]
             exchange.send(200, reply.whole(tokens, sequence.cached_tokens or 0))
 
-    def _observe(self, sequence: Sequence, generation: Generation, last: bool) -> None:
-        now_s, speed, metrics = sequence.last_token_s, self.settings.speed, self.metrics
-        if sequence.generated == 1:
-            metrics.ttft.observe((now_s - sequence.arrived_s) / speed)
+    def _observe(self, sequence: Sequence, generation: Generation, ready_s: float, *, first: bool, last: bool) -> None:
+        speed, metrics = self.settings.speed, self.metrics
+        if first:
+            metrics.ttft.observe((ready_s - sequence.arrived_s) / speed)
         else:
-            metrics.inter_token.observe((now_s - generation.last_token_s) / speed)
-        generation.last_token_s = now_s
+            metrics.inter_token.observe((ready_s - generation.last_token_s) / speed)
+        generation.last_token_s = ready_s
         if last:
             metrics.finished[generation.request.finish_reason] += 1
-            metrics.end_to_end.observe((now_s - sequence.arrived_s) / speed)
+            metrics.end_to_end.observe((ready_s - sequence.arrived_s) / speed)
 
-    def _breaks_off(self, sequence: Sequence, generation: Generation) -> bool:
+    def _breaks_off(self, sequence: Sequence, generation: Generation, count: int) -> bool:
         """Carry out a fault that ends the answer before this token; tell whether it did."""
-        faults, count = generation.faults, sequence.generated
+        faults = generation.faults
         if "die_before_first_byte" in faults or count > faults.get("die_after_tokens", count):
-            self._die(", ".join(faults))
-            return True
-        if count > faults.get("silent_after_tokens", count):
+            # What was written in this turn of the loop has not left yet.
+            self._loop.call_later(_LAST_WORDS_S, self._die, ", ".join(faults))
             self._abort(sequence)
-            return True
-        return False
+            generation.silenced = True
+        elif count > faults.get("silent_after_tokens", count):
+            self._abort(sequence)
+            generation.silenced = True
+        return generation.silenced
 
     # -- the other routes ----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ the engine generates. So a client can tell from text alone whether a token was l
 Token ids:
     0 to 255            one byte of UTF-8, for what nothing else covers
     256 to 5880         a generated word: a blank and two syllables, `` bade``
-    2**28 and above     one to four ASCII characters, seven bits each, of which only the first may be a blank
+    2**24 to 2**31 - 1  one to four ASCII characters, one a byte from the top, of which only the first may be a blank
 """
 
 from __future__ import annotations
@@ -20,26 +20,38 @@ WORDS = tuple(f" {first}{second}" for first in _SYLLABLES for second in _SYLLABL
 
 WORD_BYTES = tuple(word.encode() for word in WORDS)
 FIRST_WORD = 256
-_ASCII = 1 << 28
 _ID_OF_WORD = {word: FIRST_WORD + number for number, word in enumerate(WORDS)}
 _SYLLABLE = "[bdfghjklmnprstv][aeiou]"
-_PIECES = re.compile(rf"( {_SYLLABLE}{_SYLLABLE}(?![A-Za-z]))|([\x01-\x7f][\x01-\x1f\x21-\x7f]{{0,3}})|([^\x01-\x7f]+)")
+_PIECES = re.compile(rf" {_SYLLABLE}{_SYLLABLE}(?![A-Za-z])|[\x01-\x7f][\x01-\x1f\x21-\x7f]{{0,3}}|[^\x01-\x7f]+")
+_PIECES_KEPT = 1 << 16
 _PRIME = (1 << 61) - 1
 _FACTOR = 6364136223846793005 % _PRIME
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
+class _IdsOfPieces(dict[str, int]):
+    """Ids of words and ASCII pieces; most texts use few different ones, so they are kept."""
+
+    def __missing__(self, piece: str) -> int:
+        if len(self) >= _PIECES_KEPT:
+            self.clear()
+        word = _ID_OF_WORD.get(piece)
+        self[piece] = found = int.from_bytes(piece.ljust(4, "\0").encode()) if word is None else word
+        return found
+
+
+_IDS = _IdsOfPieces()
+
+
 def encode(text: str) -> list[int]:
     """Return the tokens of `text`. Left to right, so that texts with a common beginning share tokens."""
     ids: list[int] = []
-    for word, ascii_piece, other in _PIECES.findall(text):
-        if ascii_piece:
-            ids.append(_ASCII | _packed(ascii_piece))
-        elif word:
-            ids.append(_ID_OF_WORD[word])
+    for piece in _PIECES.findall(text):
+        if "\0" < piece[0] <= "\x7f":
+            ids.append(_IDS[piece])
         else:
-            ids.extend(other.encode("utf-8", "surrogatepass"))
+            ids.extend(piece.encode("utf-8", "surrogatepass"))
     return ids
 
 
@@ -62,17 +74,11 @@ def token_bytes(token: int) -> bytes:
         return bytes((token,))
     if FIRST_WORD <= token < FIRST_WORD + len(WORDS):
         return WORD_BYTES[token - FIRST_WORD]
-    if _ASCII <= token < 2 * _ASCII:
-        packed = token - _ASCII
-        return bytes(byte for shift in (21, 14, 7, 0) if (byte := packed >> shift & 0x7F))
+    if 1 << 24 <= token < 1 << 31:
+        piece = token.to_bytes(4).rstrip(b"\0")
+        if piece.isascii() and 0 not in piece:
+            return piece
     raise ValueError(f"{token} is not a token of this engine")
-
-
-def _packed(piece: str) -> int:
-    value = 0
-    for char in piece.ljust(4, "\0"):
-        value = value << 7 | ord(char)
-    return value
 
 
 class Greedy:
