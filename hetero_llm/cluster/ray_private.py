@@ -5,6 +5,7 @@ Each entry says what the public API lacks. tests/integration/test_ray_private.py
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,6 +64,17 @@ def reread_authentication() -> None:
     # In this order: a thread that asks in between must not look for a token of the old mode.
     ray._raylet.Config.initialize("")
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def forget_serve() -> None:
+    """Drop Serve's handle of its controller, which it keeps after `ray.shutdown` and would use in the next cluster.
+
+    `serve.shutdown` drops it too, but ends everybody's applications.
+    """
+    if "ray.serve" in sys.modules:
+        from ray.serve import context
+
+        context._set_global_client(None)
 
 
 def refusal(address: str, timeout_s: float) -> str | None:

@@ -78,12 +78,16 @@ class Session:
         self._closed = True
         import ray
 
+        from hetero_llm.cluster.ray_private import forget_serve
+
         if not self.started_here:
+            forget_serve()
             ray.shutdown()
             return
         try:
             self._end_applications()
         finally:
+            forget_serve()
             ray.shutdown()
             _end_leftovers(self.temp_dir)
 

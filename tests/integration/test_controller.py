@@ -116,7 +116,7 @@ def test_a_late_lease_of_a_dead_actor_becomes_a_failure_that_says_so(cluster, mo
 def test_a_late_lease_of_a_living_actor_changes_nothing(cluster, model, holder):
     cluster.renew(status("slow"), holder[0])
     version = cluster.table().version
-    time.sleep(LEASE_LATE_S + 4 * LEASE_PERIOD_S)
+    time.sleep(LEASE_LATE_S + 2 * LEASE_PERIOD_S)
     table = cluster.table()
     assert (table.version, [target.replica for target in table.targets]) == (version, ["slow"])
 

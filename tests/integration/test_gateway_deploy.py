@@ -103,7 +103,7 @@ def test_requests_are_answered_while_the_scheduler_is_away(cluster, served):
     asking.start()
     pid = kill_scheduler(cluster.session)
     wait_for(lambda: is_gone(pid) and len(scheduler_pids(cluster.session)) == 1)
-    time.sleep(4.0)  # longer than it takes to publish the first table again
+    time.sleep(1.5)  # until the first table of the new one has come
     stop.set()
     asking.join()
     assert set(statuses) == {200}

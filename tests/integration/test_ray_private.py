@@ -7,7 +7,7 @@ import psutil
 import pytest
 from local_cluster import PATIENCE_S, is_gone, local_cluster, ray, wait_for
 
-from hetero_llm.cluster.ray_private import bind_serve_rpc, death_of, kv_get, kv_put
+from hetero_llm.cluster.ray_private import bind_serve_rpc, death_of, forget_serve, kv_get, kv_put
 
 pytestmark = pytest.mark.ray
 
@@ -95,3 +95,11 @@ def test_errors_of_other_processes_are_not_printed_here(cluster, capfd):
         ray.get(dies.remote(), timeout=PATIENCE_S)
     time.sleep(1.0)  # published by the raylet, printed by a thread of this process
     assert capfd.readouterr() == ("", "")
+
+
+def test_serve_forgets_a_cluster_that_is_left(cluster):
+    from ray.serve import context
+
+    context._set_global_client(object())
+    forget_serve()
+    assert context._global_client is None

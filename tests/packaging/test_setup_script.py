@@ -38,8 +38,9 @@ esac
 @pytest.fixture
 def project(tmp_path):
     """A copy of what the script reads, with a stand-in `python3.11`."""
-    for name in ("requirements/cpu.txt", "requirements/dev.txt", "pyproject.toml", "scripts/setup.sh"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    plugin = "plugins/hetero-llm-sim/pyproject.toml"
+    for name in ("requirements/cpu.txt", "requirements/dev.txt", "pyproject.toml", plugin, "scripts/setup.sh"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     python = tmp_path / "tools" / "python3.11"
     python.parent.mkdir()
@@ -71,7 +72,7 @@ def test_it_installs_the_lock_without_dependencies_and_then_the_project(setup, p
     assert "--no-deps" in locked
     assert "-r requirements/dev.txt" in locked
     assert "extra-index-url" not in locked
-    assert calls(project)[-1].endswith("--no-deps --no-build-isolation -e .")
+    assert calls(project)[-1].endswith("--no-deps --no-build-isolation -e . -e plugins/hetero-llm-sim")
 
 
 def test_a_second_run_asks_nothing_of_pip(setup, project):
