@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help setup serve test unit lint format clean
+.PHONY: help setup serve test unit bench lint format clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -23,6 +23,10 @@ test: setup ## Run the whole suite: make test ARGS="-k gateway"
 
 unit: setup ## Run the unit tests only
 	@$(BIN)/python -m pytest tests/unit $(ARGS)
+
+bench: setup ## Measure the start and the overhead of the gateway; see benchmarks/README.md
+	@$(BIN)/python -m benchmarks.startup
+	@$(BIN)/python -m benchmarks.overhead
 
 lint: setup ## Style, format, types, import rules, changelog
 	$(BIN)/ruff check .
