@@ -8,3 +8,5 @@ _os.environ.setdefault("RAY_AUTH_MODE", "token")
 _os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Otherwise Ray clears accelerator variables of actors that ask for no GPU.
 _os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Ray starts workers at niceness 15, and engines and the gateway would inherit it.
+_os.environ.setdefault("RAY_worker_niceness", "0")

@@ -125,11 +125,11 @@ def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str |
     labels = {name: value for node in inventories for name, value in node_labels(node).items()}
     import ray
 
-    from hetero_llm.cluster.ray_private import loopback_kept, reread_authentication
+    from hetero_llm.cluster.ray_private import loopback_kept, reread_authentication, without_dashboard
 
     reread_authentication()
     try:
-        with loopback_kept(), _signals_kept():
+        with loopback_kept(), without_dashboard(), _signals_kept():
             ray.init(
                 address="local",
                 # Explicit, zero included: Ray's own detection picks one vendor at random on mixed boxes.

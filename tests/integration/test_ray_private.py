@@ -55,6 +55,18 @@ def test_a_cluster_with_a_serve_replica_listens_on_loopback_only(cluster):
     serve.delete("listener")
 
 
+def test_no_dashboard_server_is_started(cluster):
+    commands = [" ".join(process.cmdline()) for process in cluster.box.processes()]
+    assert any("gcs_server" in command for command in commands)
+    assert not [command for command in commands if "dashboard.py" in command]
+
+
+def test_actors_and_so_engines_do_not_run_at_lower_priority(cluster):
+    actor = ray.remote(Sleeper).options(num_cpus=0).remote()
+    assert psutil.Process(ray.get(actor.pid.remote())).nice() == psutil.Process().nice()
+    ray.kill(actor)
+
+
 def test_an_actor_is_not_dead_before_it_is_killed_and_is_soon_afterwards(cluster):
     actor = ray.remote(Sleeper).options(num_cpus=0).remote()
     pid = ray.get(actor.pid.remote())
