@@ -16,7 +16,8 @@ import ray
 from ray import serve
 
 from hetero_llm.cluster.registry import ConfiguredModel
-from hetero_llm.cluster.replica import DRAIN_S, EngineReplica, ReplicaSpec
+from hetero_llm.cluster.replica import DRAIN_S, EngineReplica
+from hetero_llm.cluster.replica_spec import ReplicaSpec
 from hetero_llm.cluster.session import Session, quiet_ray
 from hetero_llm.errors import UnknownReplica
 from hetero_llm.model import (

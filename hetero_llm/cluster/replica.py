@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ from hetero_llm.cluster.group import run_preflight
 from hetero_llm.cluster.lease import DeviceLease
 from hetero_llm.cluster.names import LEASE_PERIOD_S
 from hetero_llm.cluster.ray_private import bind_serve_rpc
+from hetero_llm.cluster.replica_spec import ReplicaSpec
 from hetero_llm.cluster.resident import release_startup_pages
 from hetero_llm.cluster.state import state_dir
 from hetero_llm.errors import DeviceBusy, EngineNotReady, HeteroError, InternalError, NoReadyReplica
 from hetero_llm.model import Device, ReplicaState, ReplicaStatus, from_data, to_data
-from hetero_llm.plugin import Backend, EngineSpec, GroupSpec, RankSpec
+from hetero_llm.plugin import Backend
 from hetero_llm.plugin.manager import PluginManager, load_plugins
 
 DEVICE_WAIT_S = 30.0
@@ -43,39 +44,6 @@ TABLE_DELAY_S = 0.3
 
 SHM_NOTE_PERIOD_S = 2.0
 """How often the list of what to sweep after a crash is brought up to date."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSpec:
-    """What every replica of one Serve application is started from; crosses to the actor as builtins.
-
-    Attributes:
-        app: Serve application.
-        model: name clients use.
-        path: model folder on the node.
-        node: node name.
-        address: IP address the engine binds and is reached at.
-        devices: devices the plan gave to this application; each replica takes ``tp * pp`` of them.
-        kv_cache_bytes: KV cache per device.
-    """
-
-    app: str
-    model: str
-    path: str
-    kind: str
-    accelerator: str
-    node: str
-    address: str
-    devices: tuple[Device, ...]
-    tp: int
-    pp: int
-    max_model_len: int
-    kv_cache_bytes: int | None
-    gpu_memory_utilization: float = 0.9
-    dtype: str = "auto"
-    engine_args: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    start_deadline_s: float = 600.0
 
 
 class EngineReplica:
@@ -173,7 +141,8 @@ class EngineReplica:
         port = _free_port(spec.address)
         if len(self._devices) > 1:
             self._go_on_to("checking the group")
-            run_preflight(backend.group(self._group_spec()), self._group_spec())
+            group = spec.group(self._devices, master_port=_free_port(spec.address))
+            run_preflight(backend.group(group), group)
         self._go_on_to("starting")
         self._engine = self._launch(backend, plugins, port)
         self._endpoint = (spec.address, port)
@@ -194,39 +163,9 @@ class EngineReplica:
         self._lease = DeviceLease.acquire(tuple(by_uid), count, self._replica, deadline_s=DEVICE_WAIT_S)
         return tuple(by_uid[uid] for uid in self._lease.uids)
 
-    def _group_spec(self) -> GroupSpec:
-        spec = self._spec
-        ranks = (
-            RankSpec(rank=rank, node=spec.node, address=spec.address, device=device)
-            for rank, device in enumerate(self._devices)
-        )
-        return GroupSpec(
-            ranks=tuple(ranks),
-            tp=spec.tp,
-            pp=spec.pp,
-            master_address=spec.address,
-            master_port=_free_port(spec.address),
-        )
-
     def _launch(self, backend: Backend, plugins: PluginManager, port: int) -> EngineProcess:
         spec = self._spec
-        launch = backend.engine(
-            EngineSpec(
-                model_path=spec.path,
-                served_name=spec.model,
-                devices=self._devices,
-                tp=spec.tp,
-                pp=spec.pp,
-                host=spec.address,
-                port=port,
-                max_model_len=spec.max_model_len,
-                kv_cache_bytes=spec.kv_cache_bytes,
-                gpu_memory_utilization=spec.gpu_memory_utilization,
-                dtype=spec.dtype,
-                extra_args=spec.engine_args,
-                options=spec.options,
-            )
-        )
+        launch = backend.engine(spec.engine(self._devices, port))
         launch = replace(
             launch,
             env={**backend.device_env(self._devices), **launch.env},
