@@ -113,7 +113,14 @@ def test_ctrl_c_exits_with_130_without_a_word(cli, monkeypatch):
 def test_ctrl_c_ends_a_watching_process_with_130(cli_env):
     command = [sys.executable, "-m", "hetero_llm.cli", "devices", "--watch", "-o", "plain"]
     env = {**os.environ, "HETERO_LLM_OVERRIDE_CUDA": "count=1,type=X,memory=1GiB"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+
+    def interruptible():
+        # A shell starts background jobs with SIGINT ignored, and children inherit that.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, preexec_fn=interruptible
+    ) as process:
         assert process.stdout.readline().startswith("node\t")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
