@@ -139,12 +139,6 @@ class UnknownKind(HeteroError):
     exit_code = ExitCode.USAGE
 
 
-class PluginFailed(HeteroError):
-    """A backend plugin could not be used: its import failed, its API version differs, or two claim one kind."""
-
-    code = "HL201"
-
-
 class DiscoveryTimedOut(HeteroError):
     """A backend's device discovery did not answer in time; its devices are not offered, other kinds are."""
 
@@ -169,12 +163,6 @@ class InventoryInvalid(HeteroError):
 
     code = "HL205"
     exit_code = ExitCode.USAGE
-
-
-class NoDevices(HeteroError):
-    """No device of a wanted kind was found on any node."""
-
-    code = "HL206"
 
 
 class MatrixInvalid(HeteroError):
@@ -245,7 +233,7 @@ class UnknownReplica(HeteroError):
 
 
 class ReplicaLost(HeteroError):
-    """A replica's actor ended and its replacement did not become ready in time."""
+    """A replica's actor ended without saying why, as after kill -9. Ray starts another one."""
 
     code = "HL406"
 
@@ -342,13 +330,6 @@ class MethodNotAllowed(HeteroError):
 
     code = "HL610"
     http_status = 405
-
-
-class ContextTooLong(HeteroError):
-    """No replica's context is long enough for the request; the limit is named."""
-
-    code = "HL611"
-    http_status = 400
 
 
 class UnsupportedRequest(HeteroError):

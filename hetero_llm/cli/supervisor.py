@@ -19,7 +19,7 @@ from hetero_llm.cli.ready import ReadyInfo
 from hetero_llm.cli.requests import ModelRequest
 from hetero_llm.cli.signals import StopSignals
 from hetero_llm.cluster import state
-from hetero_llm.errors import ClusterUnreachable, EngineNotReady, ErrorReport, HeteroError, from_report
+from hetero_llm.errors import ClusterUnreachable, EngineNotReady, ErrorReport, HeteroError, UsageError, from_report
 from hetero_llm.gateway.options import GatewayOptions
 from hetero_llm.model import NodeInventory, Plan, ReplicaState, ReplicaStatus, RoutingTable, from_data, to_data
 
@@ -85,6 +85,7 @@ class Supervisor:
         manager = load_plugins()
         nodes = self._nodes(manager)
         plans = plan_all(self._job.requests, nodes, manager)
+        require_servable(plans, manager)
         paths = self._prepare()
         if self._session is None:
             self._start_cluster(nodes, manager)
@@ -259,6 +260,24 @@ def plan_all(
         plans.append(plan)
         nodes = hold(nodes, plan.replicas)
     return plans
+
+
+def require_servable(plans: Sequence[Plan], manager: PluginManager) -> None:
+    """Refuse what can be planned but not run, before anything is started.
+
+    Raises:
+        UnknownKind: no plugin here serves a planned kind.
+        UsageError: the devices are pretended by an override.
+    """
+    from hetero_llm.inventory.override import overridden_kinds
+
+    for kind in sorted({replica.kind for plan in plans for replica in plan.replicas}):
+        manager.backend(kind)
+        if kind in overridden_kinds():
+            raise UsageError(
+                f"the {kind} devices are pretended: they can be planned on, not served",
+                next=(f"unset HETERO_LLM_OVERRIDE_{kind.upper()}", "hetero-llm plan MODEL"),
+            )
 
 
 def replicas_text(plan: Plan) -> str:

@@ -107,6 +107,7 @@ def newer_snapshot(session: Session, newer_than: int, timeout_s: float) -> Routi
 
 def delete_model(session: Session, name: str) -> None:
     """Stop a model: its replicas finish what they answer and end. Returns when they are gone."""
+    quiet_ray()
     for app in ray.get(session.scheduler.apps_of.remote(name)):
         serve.delete(app)
     ray.get(session.scheduler.remove_model.remote(name))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from hetero_llm.errors import ReplicaLost
 from hetero_llm.model import ModelEntry, ReplicaState, ReplicaStatus, RoutingTable, Target
 
 FAILURES_KEPT = 4
@@ -88,7 +89,12 @@ class Registry:
         if status.state is ReplicaState.DRAINING:
             self._forget(replica)
             return
-        report = {"code": "HL406", "message": f"replica {replica} ended unexpectedly", "cause": cause, "next": []}
+        report = {
+            "code": ReplicaLost.code,
+            "message": f"replica {replica} ended unexpectedly",
+            "cause": cause,
+            "next": [],
+        }
         self._replicas[replica] = replace(status, state=ReplicaState.FAILED, error=report, endpoint=None)
         self._version += 1
         self._forget_old_failures(status.app)

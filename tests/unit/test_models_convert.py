@@ -1,6 +1,7 @@
 """The parent's side of the conversion, with a stand-in at the process border: a small program instead of torch."""
 
 import hashlib
+import json
 import stat
 import sys
 from dataclasses import replace
@@ -22,6 +23,7 @@ print(json.dumps({"phase": "converting weights", "done": 1, "total": 2}), flush=
 path = sys.argv[2] + "/model.safetensors"
 open(path, "wb").write(b"the weights")
 os.chmod(path, 0o600)
+open(sys.argv[2] + "/generation_config.json", "w").write("{\\"eos_token_id\\": 2}")
 """
 BROKEN = """
 import json, sys
@@ -69,6 +71,13 @@ def failure(alias: Alias) -> ModelConversionFailed:
 
 def quoted(program: str) -> str:
     return program.replace("'", '"')
+
+
+def test_generation_defaults_are_written_beside_what_the_file_gave(alias: Alias, converter):
+    converter(GOOD)
+    folder = convert.prepared_folder(alias, lambda *_: None)
+    defaults = json.loads((folder / "generation_config.json").read_text())
+    assert defaults == {"eos_token_id": 2, "do_sample": True, "temperature": 0.2, "top_p": 0.9}
 
 
 def test_a_conversion_is_reported_checked_and_put_in_place(alias: Alias, converter):
