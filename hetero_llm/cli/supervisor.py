@@ -155,6 +155,7 @@ class Supervisor:
     def _start_cluster(self, nodes: Sequence[NodeInventory], manager: PluginManager) -> None:
         from hetero_llm.cluster.session import start_local
 
+        state.live_records()  # removes what a killed `serve` left behind
         self._display.step("starting a local cluster")
         native = {backend.kind: backend.native_resource for backend in manager.backends()}
         self._import.join()

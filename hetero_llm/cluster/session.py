@@ -118,7 +118,7 @@ def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str |
     Raises:
         ClusterStartFailed: Ray did not come up.
     """
-    temp_dir = tempfile.mkdtemp(prefix="hetero-ray-")
+    temp_dir = tempfile.mkdtemp(prefix=state.RAY_DIR_PREFIX)
     _use_token(temp_dir, create=True)
     resources = explicit_resources(inventories, native)
     num_gpus = int(resources.pop("GPU", 0))

@@ -7,6 +7,7 @@ removed by whoever reads it next.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,9 @@ from typing import Any
 import msgspec
 import platformdirs
 import psutil
+
+RAY_DIR_PREFIX = "hetero-ray-"
+"""How the temporary folders of our own Ray clusters are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +103,15 @@ def live_records() -> tuple[ServeRecord, ...]:
         if is_alive(record):
             alive.append(record)
         else:
-            remove_record(record.name)
+            _remove_after(record)
     return tuple(sorted(alive, key=lambda record: record.started_unix_s))
+
+
+def _remove_after(record: ServeRecord) -> None:
+    """Remove what a killed `serve` could not: its record, and Ray's folder with the cluster's token."""
+    remove_record(record.name)
+    if record.temp_dir and Path(record.temp_dir).name.startswith(RAY_DIR_PREFIX):
+        shutil.rmtree(record.temp_dir, ignore_errors=True)
 
 
 def is_alive(record: ServeRecord) -> bool:

@@ -12,6 +12,8 @@ from hetero_llm.errors import MalformedRequest, UnsupportedRequest
 
 DEFAULT_OUTPUT_TOKENS = 256
 """Output length assumed for the expected work when the client names no limit."""
+MAX_OUTPUT_TOKENS = 1_000_000
+"""Longest output counted as expected work, whatever the client asks for."""
 BYTES_PER_TOKEN = 4
 PREFILL_SHARE = 0.05
 """Cost of a prompt token in decoded tokens: prefill is parallel, decoding is not. Rough until capacities are fitted."""
@@ -78,7 +80,8 @@ def _model_name(model: Any) -> str:
 
 def _work(body_bytes: int, fields: _Fields) -> float:
     limit = fields.max_tokens or fields.max_completion_tokens or fields.max_output_tokens
-    output = limit if type(limit) is int and limit > 0 else DEFAULT_OUTPUT_TOKENS
+    # A wish beyond any context is no measure of work; as a float it would swallow that of the other requests.
+    output = min(limit, MAX_OUTPUT_TOKENS) if type(limit) is int and limit > 0 else DEFAULT_OUTPUT_TOKENS
     return PREFILL_SHARE * body_bytes / BYTES_PER_TOKEN + output
 
 

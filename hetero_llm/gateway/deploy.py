@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from hetero_llm.cluster.resident import release_startup_pages
 from hetero_llm.cluster.session import Session
 from hetero_llm.cluster.state import state_dir
 from hetero_llm.errors import ClusterStartFailed, ErrorReport, HeteroError, from_report
+from hetero_llm.gateway.listen import bind
 from hetero_llm.gateway.options import GatewayOptions
 from hetero_llm.model import to_data
 
@@ -142,6 +144,7 @@ def deploy_gateway(session: Session, options: GatewayOptions) -> str:
     start_serve()
     running = serve.status().applications.get(GATEWAY_APP)
     if running is None or running.status is ApplicationStatus.DEPLOY_FAILED:
+        options = _with_port(options)
         deployment = serve.deployment(
             GatewayReplica,
             name="GatewayReplica",
@@ -166,6 +169,14 @@ def deploy_gateway(session: Session, options: GatewayOptions) -> str:
                 log=str(state_dir() / "logs"),
             ) from error
     return gateway_url(session)
+
+
+def _with_port(options: GatewayOptions) -> GatewayOptions:
+    """Settle a port that the system chooses now: a gateway that is started again must be found at the same address."""
+    if options.port:
+        return options
+    with bind(options.host, 0) as probe:
+        return replace(options, port=probe.getsockname()[1])
 
 
 def _last_words() -> str | None:

@@ -246,7 +246,8 @@ class Exchange:
         self._upstream = None
         self._writer.end()
         status = self._writer.status
-        self._release(_RETRIED.get(status, Outcome.OK))
+        # An engine that answers 500 may be about to die; it is not sent elsewhere, but it is no good sign either.
+        self._release(_RETRIED.get(status, Outcome.FAILED if status >= 500 else Outcome.OK))
         self._finish(status)
 
     def on_lost(self, reason: str) -> None:

@@ -139,7 +139,7 @@ class RequestHead:
             timeout_s = 0.0
         if not 0.0 < timeout_s <= LONGEST_TIMEOUT_S:  # also false for nan
             return MalformedRequest(
-                "x-request-timeout-s must be a number of seconds above 0.",
+                f"x-request-timeout-s must be a number of seconds above 0 and at most {LONGEST_TIMEOUT_S:g}.",
                 cause=f"it is `{self.timeout_text.decode('latin-1')[:40]}`",
             )
         self.timeout_s = timeout_s

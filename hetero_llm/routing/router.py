@@ -43,9 +43,11 @@ class Router:
         self._replicas: dict[str, _Replica] = {}
         self._pools: dict[str, list[_Replica]] = {}
         self._choices = 0
+        self._informed = False
 
     def update(self, table: RoutingTable) -> None:
         """Take over a new table. Bookings of replicas that stay are kept; requests on those that go run on."""
+        self._informed = True
         kept = self._replicas
         self._replicas = {}
         self._pools = {entry.name: [] for entry in table.models}
@@ -141,7 +143,10 @@ class Router:
         else:
             breaker.give_up()
 
-    def _unknown(self, model: str) -> ModelNotServed:
+    def _unknown(self, model: str) -> ModelNotServed | NoReadyReplica:
+        if not self._informed:
+            # Only a table can say that nobody configured a model; a gateway that was just started has none yet.
+            return NoReadyReplica("The gateway has just started and has no routing table yet.", next=("retry",))
         names = ", ".join(sorted(self._pools)) or "none"
         return ModelNotServed(
             f"The model `{model[:200]}` does not exist here.",

@@ -231,6 +231,24 @@ def test_a_second_serve_joins_the_cluster_and_takes_only_its_own_model_away(serv
     assert "Paris" in ask(client).choices[0].message.content
 
 
+def test_a_killed_gateway_is_back_at_the_same_address(serve, client, module_sandbox):
+    (gateway,) = [p for p in module_sandbox.processes() if "hetero_llm.gateway" in " ".join(p.cmdline())]
+    gateway.kill()
+    end = time.monotonic() + 60
+    answer, refused = None, set()
+    while answer is None and time.monotonic() < end:
+        try:
+            answer = ask(client)
+        except openai.APIConnectionError:
+            time.sleep(0.3)
+        except openai.APIStatusError as error:
+            refused.add(error.status_code)
+            time.sleep(0.3)
+    assert answer is not None
+    assert refused <= {503}
+    assert "Paris" in answer.choices[0].message.content
+
+
 def test_killing_the_replica_actor_is_survived(serve, client):
     (before,) = serve.replicas()
     tree = engine_tree(before["actor_pid"])

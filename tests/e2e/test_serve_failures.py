@@ -3,7 +3,9 @@
 import json
 import shutil
 
+import psutil
 import pytest
+from sandbox import engine_tree
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -72,6 +74,21 @@ def test_ctrl_c_while_the_cluster_starts_leaves_nothing_behind(sandbox, tiny_mod
     serve.interrupt()
     assert serve.wait() == 130
     assert sandbox.leftovers() == []
+
+
+def test_a_killed_serve_leaves_no_engine_and_the_next_command_tidies_up(sandbox, tiny_model):
+    serve = sandbox.serve(str(tiny_model("tiny-qwen2")), "--kind", "cpu", *SIZES)
+    serve.wait_ready()
+    engine = engine_tree(serve.replicas()[0]["actor_pid"])
+    assert len(engine) >= 3
+    serve.process.kill()
+    serve.process.wait()
+    _gone, alive = psutil.wait_procs(engine, timeout=15.0)
+    assert alive == []
+    assert [path.name for path in sandbox.tmp.glob("hetero-ray-*")]
+    assert sandbox.run("status").returncode == 1
+    assert not [path.name for path in sandbox.tmp.glob("hetero-ray-*")]
+    assert not list((sandbox.root / "state" / "serve").glob("*.json"))
 
 
 def test_a_detached_serve_is_ready_when_the_command_returns_and_ends_with_stop(sandbox, tiny_model):

@@ -68,6 +68,10 @@ def test_a_limit_that_makes_no_sense_counts_as_none(limit):
     assert work == pytest.approx(DEFAULT_OUTPUT_TOKENS, abs=1)
 
 
+def test_an_absurd_output_limit_is_not_taken_for_work():
+    assert read_body(b'{"model": "m", "max_tokens": %b}' % (b"9" * 500), JSON, b"").work < 2e6
+
+
 def test_expected_work_grows_with_the_prompt():
     short, long = (read_body(b'{"model": "m", "prompt": "%b"}' % (b"x" * n), JSON, b"").work for n in (10, 100_000))
     assert long > short + 1000

@@ -248,3 +248,8 @@ def test_work_is_shared_evenly_among_equal_replicas():
         made.choose("m", work=work)
     shares = [replica.work for replica in made._replicas.values()]
     assert max(shares) - min(shares) <= 9.0
+
+
+def test_before_the_first_table_a_model_is_not_ready_rather_than_unknown():
+    with pytest.raises(NoReadyReplica):
+        Router(Clock()).choose("m")

