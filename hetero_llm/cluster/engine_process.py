@@ -88,7 +88,7 @@ class EngineProcess:
         self._lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self._log_lock = threading.Lock()
         self._shm: set[str] = set()
-        self.shm_prefix = secrets.token_hex(4)
+        self.shm_prefix = os.environ.get(SHM_PREFIX_ENV, "") + secrets.token_hex(4)
         # Short, because engines put Unix sockets there and their paths are limited to 107 bytes.
         self.scratch = tempfile.mkdtemp(prefix="hetero-")
         log_path.parent.mkdir(parents=True, exist_ok=True)

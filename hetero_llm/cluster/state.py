@@ -17,6 +17,8 @@ import msgspec
 import platformdirs
 import psutil
 
+from hetero_llm.cluster import lease
+
 RAY_DIR_PREFIX = "hetero-ray-"
 """How the temporary folders of our own Ray clusters are named."""
 
@@ -108,8 +110,9 @@ def live_records() -> tuple[ServeRecord, ...]:
 
 
 def _remove_after(record: ServeRecord) -> None:
-    """Remove what a killed `serve` could not: its record, and Ray's folder with the cluster's token."""
+    """Remove what a killed `serve` could not: its record, its engines' shared memory, Ray's folder with the token."""
     remove_record(record.name)
+    lease.sweep()
     if record.temp_dir and Path(record.temp_dir).name.startswith(RAY_DIR_PREFIX):
         shutil.rmtree(record.temp_dir, ignore_errors=True)
 

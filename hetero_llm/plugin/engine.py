@@ -11,7 +11,8 @@ from hetero_llm.model import Device
 
 SHM_PREFIX_ENV = "HETERO_ENGINE_SHM_PREFIX"
 """Variable every engine is started with. An entry program that makes the names of shared-memory objects in /dev/shm
-contain its value lets the core remove them even after the engine was killed before anybody saw it use them."""
+contain its value lets the core remove them even after the engine was killed before anybody saw it use them. Set for
+`hetero-llm serve`, it begins the value of every engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

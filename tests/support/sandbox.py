@@ -40,6 +40,8 @@ class Sandbox:
             "TMPDIR": str(self.tmp),
             "NO_COLOR": "1",
             MARK: self.mark,
+            # Engines put it into the names of their shared memory, which is how ours is told from that of others.
+            "HETERO_ENGINE_SHM_PREFIX": self.mark[:8],
         }
         self._shm_before = _shared_memory()
         self._started: list[Serve] = []
@@ -102,7 +104,7 @@ class Sandbox:
             f"lease {path.name}: {path.read_text()}" for path in (self.root / "lease").glob("*") if path.stat().st_size
         ]
         left += [f"record {path.name}" for path in (self.root / "state" / "serve").glob("*.json")]
-        new = _shared_memory() - self._shm_before
+        new = {name for name in _shared_memory() - self._shm_before if self.mark[:8] in name or name.startswith("vllm")}
         left += [f"shared memory {name}" for name in new if _unused(name)]
         return left
 
