@@ -36,6 +36,7 @@ class Registry:
         self._models: dict[str, ConfiguredModel] = {}
         self._replicas: dict[str, ReplicaStatus] = {}
         self._renewed_at: dict[str, float] = {}
+        self._seen_at: dict[str, float] = {}
 
     @property
     def version(self) -> int:
@@ -64,6 +65,7 @@ class Registry:
         before = self._replicas.get(status.replica)
         self._replicas[status.replica] = status
         self._renewed_at[status.replica] = now
+        self._seen_at.setdefault(status.replica, now)
         if before is None or any(getattr(before, name) != getattr(status, name) for name in _ROUTING_FIELDS):
             self._version += 1
         if status.state is ReplicaState.STOPPED:
@@ -86,7 +88,7 @@ class Registry:
         status = self._replicas.get(replica)
         if status is None or status.state is ReplicaState.FAILED:
             return
-        if status.state is ReplicaState.DRAINING:
+        if status.state is ReplicaState.DRAINING or self._has_ready_successor(status):
             self._forget(replica)
             return
         report = {
@@ -116,11 +118,21 @@ class Registry:
     def _forget(self, replica: str) -> None:
         if self._replicas.pop(replica, None) is not None:
             self._renewed_at.pop(replica, None)
+            self._seen_at.pop(replica, None)
             self._version += 1
 
     def _failures(self, app: str) -> list[ReplicaStatus]:
         failed = [s for s in self._replicas.values() if s.app == app and s.state is ReplicaState.FAILED]
         return sorted(failed, key=lambda status: status.started_unix_s)
+
+    def _has_ready_successor(self, dead: ReplicaStatus) -> bool:
+        # Its death is noticed by a late lease; a quick successor may have been ready before that.
+        return any(
+            other.state is ReplicaState.READY
+            and other.app == dead.app
+            and self._seen_at[other.replica] > self._renewed_at[dead.replica]
+            for other in self._replicas.values()
+        )
 
     def _forget_old_failures(self, app: str) -> None:
         for status in self._failures(app)[:-FAILURES_KEPT]:

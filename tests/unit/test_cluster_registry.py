@@ -77,6 +77,13 @@ def test_a_dead_actor_leaves_the_targets_and_is_shown_as_failed():
     assert dead.error["cause"] == "killed by signal 9"
 
 
+def test_a_death_noticed_after_its_successor_was_ready_is_forgotten():
+    registry = registry_with(status("old"), now=0.0)
+    registry.renew(status("new"), 1.0)
+    registry.died("old", "killed by signal 9")
+    assert [r.replica for r in registry.table().replicas] == ["new"]
+
+
 def test_a_draining_replica_that_ends_is_forgotten_not_failed():
     registry = registry_with(status("a", ReplicaState.DRAINING))
     registry.died("a", "exit")
