@@ -98,7 +98,8 @@ def test_a_killed_actor_takes_its_engine_along_and_is_replaced_on_the_same_devic
     psutil.Process(first.actor_pid).kill()
     wait_for(lambda: is_gone(first.engine_pid) and all(is_gone(child.pid) for child in tree), deadline_s=5.0)
     # Bound to Ray's word, not to the missing lease.
-    wait_for(lambda: cluster.replicas(model)[0].state is not ReplicaState.READY, deadline_s=5.0)
+    ready = (first.replica, ReplicaState.READY)
+    wait_for(lambda: ready not in {(r.replica, r.state) for r in cluster.replicas(model)}, deadline_s=5.0)
     (second,) = cluster.wait_replicas(model, all_ready(1))
     assert second.replica != first.replica
     assert second.devices == first.devices
