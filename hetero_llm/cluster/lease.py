@@ -54,7 +54,7 @@ class DeviceLease:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Open lock files. A child that inherits them keeps the devices until it dies too."""
+        """Open lock files. A child that inherits them keeps the devices until it dies too; its own children do not."""
         return tuple(self._files.values())
 
     @classmethod
