@@ -1,10 +1,11 @@
 """Stop signals: once they interrupt, then they are answered; some steps are finished first."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 
@@ -65,18 +66,27 @@ def test_a_handler_that_a_deferred_step_puts_in_place_is_taken_out_again():
             send(signal.SIGTERM)
 
 
-def test_signals_during_a_deferred_step_are_answered_at_once(capsys):
-    said = ""
+class Heard(io.StringIO):
+    """A stream that tells when something is written to it, from whichever thread."""
 
-    def step():
-        nonlocal said
-        give_up_s = time.monotonic() + 10
-        while not said and time.monotonic() < give_up_s:
-            said = capsys.readouterr().err
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
 
+    def write(self, text: str) -> int:
+        length = super().write(text)
+        self.written.set()
+        return length
+
+
+def test_signals_during_a_deferred_step_are_answered_at_once(monkeypatch):
+    heard = Heard()
+    monkeypatch.setattr(sys, "stderr", heard)
+    answered = []
     with pytest.raises(Interrupted):
-        run_deferred(step)
-    assert said.startswith("stopping")
+        run_deferred(lambda: answered.append(heard.written.wait(10)))
+    assert answered == [True]
+    assert heard.getvalue().startswith("stopping")
 
 
 def test_children_of_a_deferred_step_can_still_be_stopped():
