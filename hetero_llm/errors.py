@@ -238,6 +238,18 @@ class ReplicaLost(HeteroError):
     code = "HL406"
 
 
+class NodeNameTaken(HeteroError):
+    """Two living nodes of one cluster have the same name; plans could not tell them apart."""
+
+    code = "HL407"
+
+
+class NodeUnknown(HeteroError):
+    """A Ray node, or a node's name, is not registered with hetero-llm, so its devices are not known."""
+
+    code = "HL408"
+
+
 # -- HL5xx: engines ---------------------------------------------------------------------------------------------------
 
 

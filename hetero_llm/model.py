@@ -63,6 +63,8 @@ class Device:
         links: logical id of a peer on the same node to the link's name, ``{"1": "nvlink"}``.
         unified_memory: memory is the system's own.
         simulated: the device comes from an override, not from a driver; shown to users.
+        stand_in: kind whose plugin provides the engine in the place of this kind's own; only for simulated devices.
+            None on a simulated device of another kind than `sim` means that it can be planned on, not served.
         held_by: replica id that holds the device, None when free or not known.
     """
 
@@ -80,6 +82,7 @@ class Device:
     links: Mapping[str, str] = field(default_factory=dict)
     unified_memory: bool = False
     simulated: bool = False
+    stand_in: str | None = None
     held_by: str | None = None
 
 
@@ -223,6 +226,7 @@ class ReplicaPlan:
         id: ``<model>-<kind>-<n>``, unique in the plan.
         kv_tokens: tokens the KV cache holds.
         why: one sentence for a person.
+        simulated: its devices come from an override, not from a driver.
     """
 
     id: str
@@ -236,6 +240,7 @@ class ReplicaPlan:
     max_model_len: int
     estimate: SpeedEstimate | None = None
     why: str
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ def command(watch: bool, address: str | None, output: render.Format) -> int:
     """List every device of every kind: health, memory, and who holds it.
 
     Shows the running cluster if there is one, else this machine. What was not measured is shown as `-`.
-    HETERO_LLM_OVERRIDE_<KIND> pretends to devices: count=2,type=H100-80GB,memory=80GiB. The JSON output is what
-    `plan --inventory` takes.
+    HETERO_LLM_OVERRIDE_<KIND> pretends to devices: count=2,type=H100-80GB,memory=80GiB; with engine=sim they can be
+    served too. The JSON output is what `plan --inventory` takes.
     """
     while True:
         nodes = _nodes(address)
@@ -52,7 +52,7 @@ def _table(nodes: Iterable[NodeInventory]) -> render.Table:
 
 
 def _row(node: NodeInventory, device: Device) -> tuple[object, ...]:
-    name = device.accelerator + (" (simulated)" if device.simulated else "")
+    name = render.marked(device.accelerator, device.simulated)
     memory = (render.size(device.memory_bytes), render.size(device.free_bytes))
     health = str(device.health) if node.alive else "node down"
     place = (device.numa, device.cores or None, device.held_by)

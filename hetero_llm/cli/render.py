@@ -124,6 +124,11 @@ def size(count_bytes: int | None) -> str | None:
     return f"{value:.1f} TiB"
 
 
+def marked(name: str, simulated: bool) -> str:
+    """Return `name`, with a mark when no real hardware is behind it. Whoever shows devices or replicas uses this."""
+    return f"{name} (simulated)" if simulated else name
+
+
 def progress_text(done_bytes: int | None, total_bytes: int | None) -> str:
     """Return ``12.0 MiB of 98.0 MiB``, as far as known; empty when nothing is."""
     return " of ".join(text for text in (size(done_bytes), size(total_bytes)) if text is not None)

@@ -73,7 +73,8 @@ def _replica_table(replicas: Iterable[ReplicaStatus]) -> render.Table:
 
 
 def _replica_row(status: ReplicaStatus) -> tuple[object, ...]:
-    where = (status.replica, status.model, status.kind, status.accelerator, status.node, phase_text(status))
+    accelerator = render.marked(status.accelerator, status.simulated)
+    where = (status.replica, status.model, status.kind, accelerator, status.node, phase_text(status))
     shape = (status.tp, status.pp, status.devices, status.cores or None)
     error = status.error.get("message") if status.error else None
     return (*where, *shape, status.endpoint, status.running, status.waiting, error)

@@ -85,7 +85,7 @@ class Supervisor:
         manager = load_plugins()
         nodes = self._nodes(manager)
         plans = plan_all(self._job.requests, nodes, manager)
-        require_servable(plans, manager)
+        require_servable(plans, nodes, manager)
         paths = self._prepare()
         if self._session is None:
             self._start_cluster(nodes, manager)
@@ -263,29 +263,38 @@ def plan_all(
     return plans
 
 
-def require_servable(plans: Sequence[Plan], manager: PluginManager) -> None:
+def require_servable(plans: Sequence[Plan], nodes: Sequence[NodeInventory], manager: PluginManager) -> None:
     """Refuse what can be planned but not run, before anything is started.
 
     Raises:
-        UnknownKind: no plugin here serves a planned kind.
-        UsageError: the devices are pretended by an override.
+        UnknownKind: no plugin here serves a planned kind, or provides the engine that is to stand in for its own.
+        UsageError: the devices are pretended by an override that names no engine.
     """
-    from hetero_llm.inventory.override import overridden_kinds
+    from hetero_llm.inventory.override import pretended_only
 
-    for kind in sorted({replica.kind for plan in plans for replica in plan.replicas}):
-        manager.backend(kind)
-        if kind in overridden_kinds():
+    devices = {device.uid: device for node in nodes for device in node.devices}
+    placed = {
+        uid for plan in plans for replica in plan.replicas for place in replica.placement for uid in place.devices
+    }
+    for device in sorted((devices[uid] for uid in placed), key=lambda device: device.uid):
+        manager.backend(device.stand_in or device.kind)
+        manager.backend(device.kind)
+        if pretended_only(device):
             raise UsageError(
-                f"the {kind} devices are pretended: they can be planned on, not served",
-                next=(f"unset HETERO_LLM_OVERRIDE_{kind.upper()}", "hetero-llm plan MODEL"),
+                f"the {device.kind} devices are pretended: they can be planned on, not served",
+                next=(
+                    f"add engine=sim to HETERO_LLM_OVERRIDE_{device.kind.upper()}, or unset it",
+                    "hetero-llm plan MODEL",
+                ),
             )
 
 
 def replicas_text(plan: Plan) -> str:
     """Return ``2 x cpu tp=1``, the plan in a few words."""
-    shapes = Counter((replica.kind, replica.tp, replica.pp) for replica in plan.replicas)
+    shapes = Counter((replica.kind, replica.tp, replica.pp, replica.simulated) for replica in plan.replicas)
     return ", ".join(
-        f"{count} x {kind} tp={tp}" + (f" pp={pp}" if pp > 1 else "") for (kind, tp, pp), count in shapes.items()
+        render.marked(f"{count} x {kind} tp={tp}" + (f" pp={pp}" if pp > 1 else ""), simulated)
+        for (kind, tp, pp, simulated), count in shapes.items()
     )
 
 

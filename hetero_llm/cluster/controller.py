@@ -1,7 +1,7 @@
 """The scheduler actor: keeps the registry, answers gateways and people, survives its own restart.
 
-It holds nothing that cannot come back: models, node inventories and replicas are written to Ray's key-value store at
-each change, replicas renew their lease twice a second, gateways keep their last table while it is away.
+It holds nothing that cannot come back: models and replicas are written to Ray's key-value store at each change, nodes
+publish themselves there, replicas renew their lease twice a second, gateways keep their last table while it is away.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import msgspec
 import ray
 
 from hetero_llm.cluster.names import LEASE_LATE_S, LEASE_PERIOD_S, NAMESPACE, SCHEDULER
+from hetero_llm.cluster.nodes import published_nodes
 from hetero_llm.cluster.ray_private import death_of, kv_get, kv_put
 from hetero_llm.cluster.registry import ConfiguredModel, Registry
 from hetero_llm.cluster.resident import release_startup_pages
-from hetero_llm.model import Inventory, ReplicaStatus, from_data
+from hetero_llm.model import ReplicaStatus, from_data
 
 _Held = tuple[str, ReplicaStatus]
 """Actor id and last word of a replica."""
 
 _MODELS = "models"
 _REPLICAS = "replicas"
-_INVENTORY = "inventory"
 
 
 class Scheduler:
@@ -57,13 +57,9 @@ class Scheduler:
         self._models_changed()
         self._replicas_changed()
 
-    async def put_inventory(self, inventory: bytes) -> None:
-        """Keep the inventory of the cluster's nodes (`Inventory` as JSON)."""
-        kv_put(NAMESPACE, _INVENTORY, inventory)
-
     async def inventory(self) -> bytes:
-        """Return the inventory as it was put; without `held_by`."""
-        return kv_get(NAMESPACE, _INVENTORY) or msgspec.json.encode(Inventory())
+        """Return the published nodes (`Inventory` as JSON); without `held_by`."""
+        return msgspec.json.encode(await asyncio.to_thread(published_nodes))
 
     async def renew(self, status: Mapping[str, Any], actor_id: str) -> None:
         """Take a replica's lease: its `ReplicaStatus` as builtins and its actor's id.

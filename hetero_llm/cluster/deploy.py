@@ -21,9 +21,7 @@ from hetero_llm.cluster.replica_spec import ReplicaSpec
 from hetero_llm.cluster.session import Session, quiet_ray
 from hetero_llm.errors import UnknownReplica
 from hetero_llm.model import (
-    Device,
     ModelEntry,
-    NodeInventory,
     Plan,
     ReplicaPlan,
     ReplicaStatus,
@@ -74,13 +72,12 @@ def deploy_model(session: Session, deployment: ModelDeployment) -> None:
         kinds=tuple(sorted({replica.kind for replica in replicas})),
         max_model_len=min((replica.max_model_len for replica in replicas), default=None),
     )
-    nodes = {node.node: node for node in session.inventory().nodes}
     plugins = load_plugins()
     targets = []
     for _, pool in groupby(replicas, key=_pool_key):
         members = tuple(pool)
         native = plugins.backend(members[0].kind).native_resource
-        spec = _replica_spec(deployment, members, nodes)
+        spec = _replica_spec(deployment, members)
         targets.append(_application(spec, len(members), native))
     model = ConfiguredModel(entry=entry, apps=tuple(target.name for target in targets))
     ray.get(session.scheduler.put_model.remote(msgspec.json.encode(model)))
@@ -147,23 +144,15 @@ def _pool_key(replica: ReplicaPlan) -> tuple[str, str, int, int, int]:
     return (replica.kind, replica.accelerator, replica.tp, replica.pp, replica.max_model_len)
 
 
-def _replica_spec(
-    deployment: ModelDeployment, members: tuple[ReplicaPlan, ...], nodes: Mapping[str, NodeInventory]
-) -> ReplicaSpec:
+def _replica_spec(deployment: ModelDeployment, members: tuple[ReplicaPlan, ...]) -> ReplicaSpec:
     first = members[0]
-    placed = [placement for member in members for placement in member.placement]
-    node = nodes[placed[0].node]
-    uids = {uid for placement in placed for uid in placement.devices}
-    devices: tuple[Device, ...] = tuple(device for device in node.devices if device.uid in uids)
     return ReplicaSpec(
         app=app_name(deployment.name, first.kind, first.accelerator, first.tp, first.pp),
         model=deployment.name,
         path=str(deployment.path),
         kind=first.kind,
         accelerator=first.accelerator,
-        node=node.node,
-        address=node.address,
-        devices=devices,
+        planned=tuple(uid for member in members for placement in member.placement for uid in placement.devices),
         tp=first.tp,
         pp=first.pp,
         max_model_len=first.max_model_len,

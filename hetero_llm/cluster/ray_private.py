@@ -137,3 +137,13 @@ def kv_get(namespace: str, key: str) -> bytes | None:
     """Return bytes stored by `kv_put`, or None."""
     value: bytes | None = internal_kv._internal_kv_get(key.encode(), namespace=namespace.encode())
     return value
+
+
+def kv_delete(namespace: str, key: str) -> None:
+    """Remove what `kv_put` stored; nothing happens when it is not there."""
+    internal_kv._internal_kv_del(key.encode(), namespace=namespace.encode())
+
+
+def kv_list(namespace: str) -> tuple[str, ...]:
+    """Return the keys of a namespace."""
+    return tuple(key.decode() for key in internal_kv._internal_kv_list(b"", namespace=namespace.encode()))

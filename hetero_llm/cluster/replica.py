@@ -24,14 +24,17 @@ from hetero_llm.cluster.engine_process import EngineProcess
 from hetero_llm.cluster.group import run_preflight
 from hetero_llm.cluster.lease import DeviceLease
 from hetero_llm.cluster.names import LEASE_PERIOD_S
+from hetero_llm.cluster.nodes import node_here
 from hetero_llm.cluster.ray_private import bind_serve_rpc
 from hetero_llm.cluster.replica_spec import ReplicaSpec
 from hetero_llm.cluster.resident import release_startup_pages
+from hetero_llm.cluster.stand_in import engine_launch
 from hetero_llm.cluster.state import state_dir
 from hetero_llm.errors import DeviceBusy, EngineNotReady, HeteroError, InternalError, NoReadyReplica
 from hetero_llm.model import Device, ReplicaState, ReplicaStatus, from_data, to_data
 from hetero_llm.plugin import Backend
 from hetero_llm.plugin.manager import PluginManager, load_plugins
+from hetero_llm.scheduler.resources import USABLE_HEALTH
 
 DEVICE_WAIT_S = 30.0
 """A killed predecessor keeps its devices until its engine is gone, some seconds at most."""
@@ -61,6 +64,7 @@ class EngineReplica:
         self._stopping = threading.Event()
         self._engine: EngineProcess | None = None
         self._lease: DeviceLease | None = None
+        self._node = node_here()
         self._devices: tuple[Device, ...] = ()
         self._endpoint: tuple[str, int] | None = None
         self._launched_phase = "taking devices"
@@ -136,16 +140,16 @@ class EngineReplica:
 
     def _start(self) -> None:
         spec, plugins = self._spec, load_plugins()
-        backend = plugins.backend(spec.kind)
+        backend, address = plugins.backend(spec.kind), self._node.address
         self._devices = self._take_devices(backend)
-        port = _free_port(spec.address)
+        port = _free_port(address)
         if len(self._devices) > 1:
             self._go_on_to("checking the group")
-            group = spec.group(self._devices, master_port=_free_port(spec.address))
+            group = spec.group(self._node, self._devices, master_port=_free_port(address))
             run_preflight(backend.group(group), group)
         self._go_on_to("starting")
         self._engine = self._launch(backend, plugins, port)
-        self._endpoint = (spec.address, port)
+        self._endpoint = (address, port)
         self._note_leftovers()
         self._engine.wait_ready(self._stopping)
         self._note_leftovers()
@@ -156,16 +160,24 @@ class EngineReplica:
         self._launched_phase = phase
 
     def _take_devices(self, backend: Backend) -> tuple[Device, ...]:
-        count = self._spec.tp * self._spec.pp
+        spec, count = self._spec, self._spec.tp * self._spec.pp
+        usable = [
+            device
+            for device in self._node.devices
+            if device.accelerator == spec.accelerator and device.health in USABLE_HEALTH
+        ]
         if backend.native_resource is not None:
-            return _assigned_devices(backend, self._spec.devices, count)
-        by_uid = {device.uid: device for device in self._spec.devices}
-        self._lease = DeviceLease.acquire(tuple(by_uid), count, self._replica, deadline_s=DEVICE_WAIT_S)
+            return _assigned_devices(backend, usable, count)
+        by_uid = {device.uid: device for device in usable}
+        planned = tuple(uid for uid in spec.planned if uid in by_uid)
+        # Ray chooses the node; it may put more replicas on one than the plan had there.
+        wanted = planned if len(planned) >= count else tuple(by_uid)
+        self._lease = DeviceLease.acquire(wanted, count, self._replica, deadline_s=DEVICE_WAIT_S)
         return tuple(by_uid[uid] for uid in self._lease.uids)
 
     def _launch(self, backend: Backend, plugins: PluginManager, port: int) -> EngineProcess:
         spec = self._spec
-        launch = backend.engine(spec.engine(self._devices, port))
+        launch = engine_launch(backend, plugins, spec.engine(self._node, self._devices, port))
         launch = replace(
             launch,
             env={**backend.device_env(self._devices), **launch.env},
@@ -175,7 +187,7 @@ class EngineReplica:
         return EngineProcess(
             launch,
             replica=self._replica,
-            address=(spec.address, port),
+            address=(self._node.address, port),
             served_name=spec.model,
             log_path=_log_path(self._replica),
             hints=plugins.error_hints(),
@@ -251,7 +263,7 @@ class EngineReplica:
             app=spec.app,
             kind=spec.kind,
             accelerator=spec.accelerator,
-            node=spec.node,
+            node=self._node.node,
             state=self._state,
             tp=spec.tp,
             pp=spec.pp,
@@ -280,7 +292,7 @@ def _assigned_devices(backend: Backend, devices: Sequence[Device], count: int) -
     missing = [name for name in ids if name not in by_id]
     if missing or len(ids) != count:
         raise DeviceBusy(
-            f"Ray assigned {backend.native_resource} {','.join(ids) or 'none'}, the plan has "
+            f"Ray assigned {backend.native_resource} {','.join(ids) or 'none'}, the node has "
             f"{','.join(str(device.index) for device in devices)} and needs {count}",
             next=("hetero-llm devices", "hetero-llm status"),
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetero_llm.model import Device
+from hetero_llm.model import Device, NodeInventory
 from hetero_llm.plugin import EngineSpec, GroupSpec, RankSpec
 
 
@@ -17,10 +17,8 @@ class ReplicaSpec:
     Attributes:
         app: Serve application.
         model: name clients use.
-        path: model folder on the node.
-        node: node name.
-        address: IP address the engine binds and is reached at.
-        devices: devices the plan gave to this application; each replica takes ``tp * pp`` of them.
+        path: model folder, the same on every node.
+        planned: uids of the devices the plan gave to this application; a replica prefers those of its node.
         kv_cache_bytes: KV cache per device.
     """
 
@@ -29,9 +27,7 @@ class ReplicaSpec:
     path: str
     kind: str
     accelerator: str
-    node: str
-    address: str
-    devices: tuple[Device, ...]
+    planned: tuple[str, ...]
     tp: int
     pp: int
     max_model_len: int
@@ -42,15 +38,15 @@ class ReplicaSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     start_deadline_s: float = 600.0
 
-    def engine(self, devices: tuple[Device, ...], port: int) -> EngineSpec:
-        """Return what a backend is told about the engine on `devices`, whose HTTP server gets `port`."""
+    def engine(self, node: NodeInventory, devices: tuple[Device, ...], port: int) -> EngineSpec:
+        """Return what a backend is told about the engine on `devices` of `node`, whose HTTP server gets `port`."""
         return EngineSpec(
             model_path=self.path,
             served_name=self.model,
             devices=devices,
             tp=self.tp,
             pp=self.pp,
-            host=self.address,
+            host=node.address,
             port=port,
             max_model_len=self.max_model_len,
             kv_cache_bytes=self.kv_cache_bytes,
@@ -60,12 +56,12 @@ class ReplicaSpec:
             options=self.options,
         )
 
-    def group(self, devices: tuple[Device, ...], master_port: int) -> GroupSpec:
-        """Return the ranks of a group on `devices`, which meet at `master_port` of this node."""
+    def group(self, node: NodeInventory, devices: tuple[Device, ...], master_port: int) -> GroupSpec:
+        """Return the ranks of a group on `devices` of `node`, which meet at its `master_port`."""
         ranks = (
-            RankSpec(rank=rank, node=self.node, address=self.address, device=device)
+            RankSpec(rank=rank, node=node.node, address=node.address, device=device)
             for rank, device in enumerate(devices)
         )
         return GroupSpec(
-            ranks=tuple(ranks), tp=self.tp, pp=self.pp, master_address=self.address, master_port=master_port
+            ranks=tuple(ranks), tp=self.tp, pp=self.pp, master_address=node.address, master_port=master_port
         )

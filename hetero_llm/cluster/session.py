@@ -125,6 +125,7 @@ def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str |
     labels = {name: value for node in inventories for name, value in node_labels(node).items()}
     import ray
 
+    from hetero_llm.cluster.nodes import publish_node
     from hetero_llm.cluster.ray_private import loopback_kept, reread_authentication, without_dashboard
 
     reread_authentication()
@@ -155,8 +156,8 @@ def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str |
         ) from error
     quiet_ray()
     ray_id = ray.get_runtime_context().get_node_id()
-    placed = tuple(replace(node, address=LOOPBACK, ray_node_id=ray_id) for node in inventories)
-    ray.get(session.scheduler.put_inventory.remote(msgspec.json.encode(Inventory(nodes=placed))))
+    for node in inventories:
+        publish_node(replace(node, address=LOOPBACK, ray_node_id=ray_id))
     return session
 
 

@@ -351,6 +351,8 @@ class Exchange:
             return lines
         target = self._reservation.target
         queued_ms = max(0, int((self._sent_s - self._ready_s) * 1000))
+        if target.simulated:
+            lines += b"x-hetero-simulated: true\r\n"
         return b"%bx-hetero-replica: %b\r\nx-hetero-kind: %b\r\nx-hetero-attempts: %d\r\nx-hetero-queue-ms: %d\r\n" % (
             lines,
             target.replica.encode(),

@@ -28,7 +28,7 @@ def model_card(entry: ModelEntry, table: RoutingTable) -> dict[str, Any]:
 
 
 def model_state(entry: ModelEntry, table: RoutingTable) -> dict[str, Any]:
-    """Return whether a model can be used, and its replicas counted by kind and by state."""
+    """Return whether a model can be used, its replicas counted by kind and by state, and how many are simulated."""
     ready: dict[str, int] = dict.fromkeys(entry.kinds, 0)
     for target in table.targets:
         if target.model == entry.name:
@@ -37,7 +37,12 @@ def model_state(entry: ModelEntry, table: RoutingTable) -> dict[str, Any]:
     for replica in table.replicas:
         if replica.model == entry.name:
             states[replica.state.value] = states.get(replica.state.value, 0) + 1
-    return {"state": _word(sum(ready.values()), states), "ready_by_kind": ready, "replicas_by_state": states}
+    return {
+        "state": _word(sum(ready.values()), states),
+        "ready_by_kind": ready,
+        "replicas_by_state": states,
+        "simulated_replicas": sum(r.simulated for r in table.replicas if r.model == entry.name),
+    }
 
 
 def _word(ready: int, states: dict[str, int]) -> str:

@@ -1,7 +1,9 @@
 """Fake hardware by environment variable, for planning machines one does not have and for tests.
 
-``HETERO_LLM_OVERRIDE_CUDA="count=2,type=H100-80GB,memory=80GiB"`` makes this machine appear to have two of them. The
-kind needs no plugin. Such devices are marked `simulated` everywhere they are shown.
+``HETERO_LLM_OVERRIDE_CUDA="count=2,type=H100-80GB,memory=80GiB"`` makes this machine appear to have two of them. To
+plan on them the kind needs no plugin. With ``engine=sim`` they can be served too: the kind's own plugin does its part,
+and the engine of the kind `sim` stands in for its real one. Such devices are marked `simulated` everywhere they are
+shown.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from hetero_llm.model import Device, Health
 from hetero_llm.plugin import Discovery
 
 PREFIX = "HETERO_LLM_OVERRIDE_"
-_KEYS = ("count", "type", "memory", "free")
+_KEYS = ("count", "type", "memory", "free", "engine")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _EXAMPLE = "count=2,type=H100-80GB,memory=80GiB"
 _MAX_DEVICES = 4096
+_UID = "simulated-"
 
 
 def overridden_kinds(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -38,7 +41,7 @@ def override(kind: str, environ: Mapping[str, str] = os.environ) -> Discovery | 
     """Return the devices the variable of `kind` asks for, or None without one.
 
     ``memory`` may be left out when the hardware matrix knows the type; ``free`` defaults to ``memory``;
-    ``count=0`` says that the machine has none.
+    ``count=0`` says that the machine has none; ``engine`` names the kind whose engine stands in for the real one.
 
     Raises:
         OverrideInvalid: a key is unknown or twice, ``count`` or ``type`` is missing, or a value cannot be read.
@@ -56,21 +59,28 @@ def override(kind: str, environ: Mapping[str, str] = os.environ) -> Discovery | 
         memory_bytes = known.memory_bytes if known else None
     free_bytes = _bytes(variable, "free", fields)
     free_bytes = memory_bytes if free_bytes is None else free_bytes
+    _check_engine(variable, fields)
     host = socket.gethostname()
     devices = (
         Device(
             kind=kind,
             accelerator=accelerator,
-            uid=f"simulated-{host}-{kind}-{index}",
+            uid=f"{_UID}{host}-{kind}-{index}",
             index=index,
             memory_bytes=memory_bytes,
             free_bytes=free_bytes,
             health=Health.OK,
             simulated=True,
+            stand_in=fields.get("engine"),
         )
         for index in range(count)
     )
     return Discovery(devices=tuple(devices), source=variable)
+
+
+def pretended_only(device: Device) -> bool:
+    """Return whether an override made this device and named no engine: it can be planned on, not served."""
+    return device.uid.startswith(_UID) and device.stand_in is None
 
 
 def _fields(variable: str, text: str) -> dict[str, str]:
@@ -99,6 +109,12 @@ def _accelerator(variable: str, fields: Mapping[str, str], *, needed: bool) -> s
     if (needed or name) and not re.fullmatch(r"[A-Za-z0-9._-]{1,63}", name):
         raise _invalid(variable, f"'type' must be 1 to 63 of A-Z a-z 0-9 . _ -, not {name!r}")
     return name
+
+
+def _check_engine(variable: str, fields: Mapping[str, str]) -> None:
+    name = fields.get("engine")
+    if name is not None and not re.fullmatch(r"[a-z][a-z0-9]*", name):
+        raise _invalid(variable, f"'engine' must be a kind such as sim, not {name!r}")
 
 
 def _bytes(variable: str, key: str, fields: Mapping[str, str]) -> int | None:

@@ -87,9 +87,14 @@ class _Child:
 
     def _answer(self) -> Probe:
         try:
-            return from_data(msgspec.json.decode(self._stdout.read_bytes()), Probe)
+            probe = from_data(msgspec.json.decode(self._stdout.read_bytes()), Probe)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             return self._failed(f"its answer cannot be read: {error}")
+        if any(device.stand_in for device in probe.discovery.devices):
+            # Only an override, which the user wrote, may put another engine in the place of a kind's own.
+            text = f"discovery of {self._kind!r} names a stand-in engine, which only an override may do"
+            return self._problem(DiscoveryFailed.code, text)
+        return probe
 
     def _timed_out(self, deadline_s: float) -> Probe:
         text = f"discovery of {self._kind!r} did not answer within {deadline_s:g} s"

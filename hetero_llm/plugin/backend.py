@@ -107,6 +107,18 @@ class Backend(ABC):
     def engine(self, spec: EngineSpec) -> EngineLaunch:
         """Return the command that serves `spec`, and how to read its log."""
 
+    def stand_in(self, launch: EngineLaunch, spec: EngineSpec) -> EngineLaunch | None:
+        """Return how to start this backend's engine in the place of another kind's, on simulated devices.
+
+        Args:
+            launch: what the other kind's `engine` returned; its flags and environment are kept as far as they go.
+            spec: what that was made from.
+
+        Returns:
+            None when this backend's engine is no simulation: real engines never stand in for each other.
+        """
+        return None
+
     @abstractmethod
     def check_model(self, facts: ModelFacts, accelerator: str, wish: PoolWish) -> tuple[Rejection, ...]:
         """Return why this accelerator cannot run the model (dtype, head size, quantisation); empty if it can.

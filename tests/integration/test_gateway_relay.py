@@ -52,6 +52,13 @@ async def test_who_served_it_is_said_in_headers(stage: GatewayProcess):
     assert int(answer.header("x-hetero-queue-ms") or "-1") >= 0
 
 
+@pytest.mark.parametrize(("simulated", "said"), [(True, "true"), (False, None)])
+async def test_an_answer_without_hardware_behind_it_is_marked(stage: GatewayProcess, simulated: bool, said: str | None):
+    async with stage.serving(FakeEngine("a", answers(), simulated=simulated)):
+        answer = await stage.request(post())
+    assert answer.header("x-hetero-simulated") == said
+
+
 async def test_the_engine_gets_the_request_id_but_not_the_key(stage: GatewayProcess):
     engine = FakeEngine("a", answers())
     async with stage.serving(engine):

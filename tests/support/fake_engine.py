@@ -39,10 +39,13 @@ class HangUp(Exception):
 
 
 class FakeEngine:
-    def __init__(self, name: str, behave: Behaviour, *, model: str = "m", kind: str = "cpu") -> None:
+    def __init__(
+        self, name: str, behave: Behaviour, *, model: str = "m", kind: str = "cpu", simulated: bool = False
+    ) -> None:
         self.name = name
         self.model = model
         self.kind = kind
+        self.simulated = simulated
         self.behave = behave
         self.requests: list[EngineRequest] = []
         self.connections = 0
@@ -55,7 +58,13 @@ class FakeEngine:
     @property
     def target(self) -> Target:
         return Target(
-            replica=self.name, model=self.model, kind=self.kind, accelerator="x", host=self.host, port=self.port
+            replica=self.name,
+            model=self.model,
+            kind=self.kind,
+            accelerator="x",
+            host=self.host,
+            port=self.port,
+            simulated=self.simulated,
         )
 
     async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:

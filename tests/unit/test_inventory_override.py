@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hetero_llm.errors import OverrideInvalid
-from hetero_llm.inventory.override import overridden_kinds, override
+from hetero_llm.inventory.override import overridden_kinds, override, pretended_only
 
 GIB = 1 << 30
 
@@ -41,6 +41,24 @@ def test_free_memory_can_differ() -> None:
     found = override("cuda", {"HETERO_LLM_OVERRIDE_CUDA": "count=1, type=X, memory=1.5GiB, free=512MiB"})
     assert found is not None
     assert (found.devices[0].memory_bytes, found.devices[0].free_bytes) == (1536 << 20, 512 << 20)
+
+
+def test_an_engine_that_stands_in_can_be_named() -> None:
+    found = override("cuda", {"HETERO_LLM_OVERRIDE_CUDA": "count=1,type=H100-80GB,memory=80GiB,engine=sim"})
+    assert found is not None
+    (device,) = found.devices
+    assert (device.simulated, device.stand_in, pretended_only(device)) == (True, "sim", False)
+
+
+def test_a_pretended_device_without_an_engine_is_only_for_plans() -> None:
+    found = override("cuda", {"HETERO_LLM_OVERRIDE_CUDA": "count=1,type=H100-80GB,memory=80GiB"})
+    assert found is not None
+    assert (found.devices[0].stand_in, pretended_only(found.devices[0])) == (None, True)
+
+
+def test_an_engine_must_be_a_kind() -> None:
+    with pytest.raises(OverrideInvalid, match="OVERRIDE_CUDA"):
+        override("cuda", {"HETERO_LLM_OVERRIDE_CUDA": "count=1,type=X,engine=/bin/sh"})
 
 
 def test_count_zero_says_there_is_none() -> None:

@@ -65,6 +65,13 @@ def test_devices_come_back_whole_although_libraries_print_to_stdout(install: Ins
     assert found.problems == ()
 
 
+def test_a_plugin_cannot_put_another_engine_in_the_place_of_its_own(install: Install) -> None:
+    install(TWO_DEVICES.replace("index=i,", "index=i, simulated=True, stand_in='sim',"))
+    found = probe_kind("toynpu")
+    assert found.devices == ()
+    assert [(problem.code, "stand-in" in problem.text) for problem in found.problems] == [("HL203", True)]
+
+
 def test_versions_come_with_the_devices(install: Install) -> None:
     install(TWO_DEVICES)
     assert probe_kinds(["toynpu"])["toynpu"].versions == {"driver": "1.0"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hetero_llm.plugin import Device, EngineLaunch, EngineSpec
 from hetero_llm.plugin.flags import engine_flags
@@ -23,6 +24,24 @@ def engine(spec: EngineSpec) -> EngineLaunch:
         env={**device_env(_local_devices(spec)), **_settings(os.environ), "PYTHONUNBUFFERED": "1"},
         env_remove=OTHER_VISIBLE_ENVS,
         headless=spec.node_rank > 0,
+        phases=log.PHASES,
+        root_causes=log.ROOT_CAUSES,
+        facts=log.FACTS,
+        start_deadline_s=_START_DEADLINE_S,
+    )
+
+
+def stand_in(launch: EngineLaunch, spec: EngineSpec) -> EngineLaunch:
+    """Return the simulated engine in the place of the one `launch` starts; it keeps that one's flags and environment.
+
+    The flags are vLLM's; those that mean nothing in a simulation are named in the engine's log.
+    """
+    flags = launch.argv[launch.argv.index("serve") :]
+    return replace(
+        launch,
+        argv=(sys.executable, "-m", "hetero_llm_sim.engine", *flags, "--profile", spec.devices[0].accelerator),
+        env={**launch.env, **_settings(os.environ), "PYTHONUNBUFFERED": "1"},
+        health_path="/health",
         phases=log.PHASES,
         root_causes=log.ROOT_CAUSES,
         facts=log.FACTS,

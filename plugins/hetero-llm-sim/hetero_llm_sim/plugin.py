@@ -58,6 +58,10 @@ class SimBackend(Backend):
         """Return how to start the simulated engine for `spec`."""
         return engine.engine(spec)
 
+    def stand_in(self, launch: EngineLaunch, spec: EngineSpec) -> EngineLaunch | None:
+        """Return the simulated engine with the flags and the environment of another kind's."""
+        return engine.stand_in(launch, spec)
+
     def check_model(self, facts: ModelFacts, accelerator: str, wish: PoolWish) -> tuple[Rejection, ...]:
         """Return why the engine would not start: no profile, or a context longer than the profile's KV cache.
 
