@@ -134,20 +134,21 @@ def find_replica(session: Session, replica_prefix: str) -> ReplicaStatus:
     raise UnknownReplica(f"{what} with {replica_prefix!r}", next=known or ("hetero-llm status",))
 
 
-def app_name(model: str, kind: str, accelerator: str, tp: int, pp: int) -> str:
+def app_name(model: str, kind: str, accelerator: str, tp: int, pp: int, nodes: int = 1) -> str:
     """Return the Serve application's name of a pool entry: URL-safe and readable."""
-    shape = f"tp{tp}" + (f"-pp{pp}" if pp > 1 else "")
+    shape = f"tp{tp}" + (f"-pp{pp}" if pp > 1 else "") + (f"-n{nodes}" if nodes > 1 else "")
     return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{model}-{kind}-{accelerator}-{shape}")
 
 
-def _pool_key(replica: ReplicaPlan) -> tuple[str, str, int, int, int]:
-    return (replica.kind, replica.accelerator, replica.tp, replica.pp, replica.max_model_len)
+def _pool_key(replica: ReplicaPlan) -> tuple[str, str, int, int, int, int]:
+    shape = (replica.tp, replica.pp, len(replica.placement))
+    return (replica.kind, replica.accelerator, *shape, replica.max_model_len)
 
 
 def _replica_spec(deployment: ModelDeployment, members: tuple[ReplicaPlan, ...]) -> ReplicaSpec:
     first = members[0]
     return ReplicaSpec(
-        app=app_name(deployment.name, first.kind, first.accelerator, first.tp, first.pp),
+        app=app_name(deployment.name, first.kind, first.accelerator, first.tp, first.pp, len(first.placement)),
         model=deployment.name,
         path=str(deployment.path),
         kind=first.kind,
@@ -155,6 +156,7 @@ def _replica_spec(deployment: ModelDeployment, members: tuple[ReplicaPlan, ...])
         planned=tuple(uid for member in members for placement in member.placement for uid in placement.devices),
         tp=first.tp,
         pp=first.pp,
+        nodes=len(first.placement),
         max_model_len=first.max_model_len,
         kv_cache_bytes=first.memory.kv_bytes,
         gpu_memory_utilization=deployment.gpu_memory_utilization,
@@ -165,13 +167,19 @@ def _replica_spec(deployment: ModelDeployment, members: tuple[ReplicaPlan, ...])
 
 
 def _application(spec: ReplicaSpec, replicas: int, native: str | None) -> serve.RunTarget:
-    resources = replica_resources(spec.kind, spec.accelerator, native, spec.tp * spec.pp)
+    resources = replica_resources(spec.kind, spec.accelerator, native, spec.devices_per_node)
+    # An actor's bundle of a placement group must hold what the actor asks for; the further nodes' actors ask the same.
+    groups: dict[str, Any] = {}
+    if spec.nodes > 1:
+        bundles = [dict(resources) for _ in range(spec.nodes)]
+        groups = {"placement_group_bundles": bundles, "placement_group_strategy": "STRICT_SPREAD"}
     options: dict[str, Any] = {"num_cpus": 0, "num_gpus": resources.pop("GPU", 0), "resources": resources}
     deployment = serve.deployment(
         EngineReplica,
         name="EngineReplica",
         num_replicas=replicas,
         ray_actor_options=options,
+        **groups,
         max_constructor_retry_count=START_ATTEMPTS,
         graceful_shutdown_timeout_s=STOP_DEADLINE_S,
         graceful_shutdown_wait_loop_s=0.1,
