@@ -105,6 +105,7 @@ class NodeInventory:
         address: IP address peers reach it at.
         versions: driver, toolkit, torch, vllm, plugin as far as known.
         ray_node_id: Ray's id, None offline.
+        labels: what its owner calls the node, ``{"zone": "a"}``; wishes can ask for them.
     """
 
     node: str
@@ -116,6 +117,7 @@ class NodeInventory:
     devices: tuple[Device, ...] = ()
     problems: tuple[Problem, ...] = ()
     ray_node_id: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,33 @@ class Inventory:
 
 
 # -- Models and plans -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightShares:
+    """Where a model's weights go when a group splits it, in bytes as the engine holds them.
+
+    `embedding_bytes` + `output_bytes` + `layers_bytes` + `other_bytes` are what one device alone would hold.
+
+    Attributes:
+        embedding_bytes: token embedding; on the first pipeline stage, split by TP.
+        output_bytes: output layer; on the last stage, split by TP. 0 when `tied`.
+        tied: the embedding is the output layer too, so first and last stage both hold it.
+        layers_bytes: all tensors that belong to a layer.
+        largest_layer_bytes: the largest layer; layers of one model may differ.
+        kv_bytes: K and V projections among `layers_bytes`; more TP ranks than KV heads hold copies.
+        whole_bytes: tensors among `layers_bytes` that every TP rank holds whole: norms, routers, latent projections.
+        other_bytes: the rest, a vision tower for example; on the first stage, split by TP.
+    """
+
+    embedding_bytes: int
+    output_bytes: int
+    tied: bool
+    layers_bytes: int
+    largest_layer_bytes: int
+    kv_bytes: int
+    whole_bytes: int
+    other_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +174,10 @@ class ModelFacts:
         intermediate_size: width of the feed-forward layers, which TP splits; None when the config names none.
         latent_kv_size: elements per token and layer that latent attention (MLA) caches, the same on every TP rank;
             None for ordinary attention.
+        active_parameters: number of weights one token meets, smaller than `parameters` for a mixture of experts; None
+            when not known.
+        quantization_group_size: weights that share a scale along the split dimension; TP must leave whole groups.
+        weights: how TP and PP divide the weights; None when tensors were not looked at.
     """
 
     name: str
@@ -164,6 +197,9 @@ class ModelFacts:
     quantization: str | None = None
     intermediate_size: int | None = None
     latent_kv_size: int | None = None
+    active_parameters: int | None = None
+    quantization_group_size: int | None = None
+    weights: WeightShares | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +215,8 @@ class PoolWish:
         max_model_len: context length to serve, None means the model's own.
         kv_cache_bytes: KV cache per device; None means what the plan leaves.
         gpu_memory_utilization: share of a device's memory the engine may take.
+        kv_cache_dtype: the engine's name of the cache's type, ``fp8``; None or ``auto`` is the model's 16-bit type.
+        labels: labels a node must have, ``{"zone": "a"}``; the cluster's own need no prefix, ``{"host": "box-1"}``.
     """
 
     kinds: tuple[str, ...] = ()
@@ -189,6 +227,8 @@ class PoolWish:
     max_model_len: int | None = None
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
+    kv_cache_dtype: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,9 +416,11 @@ class RoutingTable:
         models: every configured model.
         targets: ready replicas only.
         replicas: full status of all replicas, for ``/status``.
+        notes: model to what people should know about it, for example that a replica has no place.
     """
 
     version: int
     models: tuple[ModelEntry, ...] = ()
     targets: tuple[Target, ...] = ()
     replicas: tuple[ReplicaStatus, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)

@@ -51,19 +51,21 @@ def _of_model(table: RoutingTable, model: str | None) -> RoutingTable:
         models=models,
         targets=tuple(target for target in table.targets if target.model == model),
         replicas=tuple(status for status in table.replicas if status.model == model),
+        notes={name: note for name, note in table.notes.items() if name == model},
     )
 
 
 def _model_table(table: RoutingTable) -> render.Table:
     rows = tuple(_model_row(entry, table) for entry in table.models)
-    columns = ("model", "source", "kinds", "ready", "replicas", "max model len")
+    columns = ("model", "source", "kinds", "ready", "replicas", "max model len", "note")
     return render.Table(columns, rows, empty="no model is deployed")
 
 
 def _model_row(entry: ModelEntry, table: RoutingTable) -> tuple[object, ...]:
     ready = sum(target.model == entry.name for target in table.targets)
     replicas = sum(status.model == entry.name for status in table.replicas)
-    return (entry.name, entry.source, entry.kinds, ready, replicas, entry.max_model_len)
+    note = table.notes.get(entry.name)
+    return (entry.name, entry.source, entry.kinds, ready, replicas, entry.max_model_len, note)
 
 
 def _replica_table(replicas: Iterable[ReplicaStatus]) -> render.Table:

@@ -166,7 +166,8 @@ class Supervisor:
             )
 
     def _deploy(self, plans: Sequence[Plan], paths: Mapping[str, Any]) -> str:
-        from hetero_llm.cluster.deploy import ModelDeployment, deploy_model
+        from hetero_llm.cluster.deploy import deploy_model
+        from hetero_llm.cluster.pools import ModelDeployment
         from hetero_llm.gateway.deploy import deploy_gateway
 
         assert self._session is not None
@@ -176,8 +177,9 @@ class Supervisor:
             deployment = ModelDeployment(
                 name=plan.model.name,
                 source=request.source,
-                path=paths[request.source],
+                path=str(paths[request.source]),
                 plan=plan,
+                wishes=request.wishes,
                 engine_args=request.engine_args,
                 engine_options={kind: options for kind, options in request.engine_options.items() if kind in kinds},
                 gpu_memory_utilization=request.wishes[0].gpu_memory_utilization,

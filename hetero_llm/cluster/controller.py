@@ -17,8 +17,10 @@ import ray
 
 from hetero_llm.cluster.names import LEASE_LATE_S, LEASE_PERIOD_S, NAMESPACE, SCHEDULER
 from hetero_llm.cluster.nodes import published_nodes
+from hetero_llm.cluster.pools import ConfiguredModel
 from hetero_llm.cluster.ray_private import death_of, kv_get, kv_put
-from hetero_llm.cluster.registry import ConfiguredModel, Registry
+from hetero_llm.cluster.reconciler import Reconciler
+from hetero_llm.cluster.registry import Registry
 from hetero_llm.cluster.resident import release_startup_pages
 from hetero_llm.model import ReplicaStatus, from_data
 
@@ -41,11 +43,12 @@ class Scheduler:
         self._read_back()
         release_startup_pages()
         self._watch_task = asyncio.get_running_loop().create_task(self._watch_late_leases())
+        reconciler = Reconciler(self._registry, self._save_model, self._notify)
+        self._reconcile_task = asyncio.get_running_loop().create_task(reconciler.run_forever())
 
     async def put_model(self, model: bytes) -> None:
         """Add or change a model (`ConfiguredModel` as JSON)."""
-        self._registry.put_model(msgspec.json.decode(model, type=ConfiguredModel))
-        self._models_changed()
+        self._save_model(msgspec.json.decode(model, type=ConfiguredModel))
 
     async def apps_of(self, name: str) -> tuple[str, ...]:
         """Return the Serve applications of a model; empty when nobody configured it."""
@@ -104,6 +107,10 @@ class Scheduler:
         held = [(self._actor_ids[status.replica], status) for status in replicas]
         kv_put(NAMESPACE, _REPLICAS, msgspec.json.encode(held))
         self._notify()
+
+    def _save_model(self, model: ConfiguredModel) -> None:
+        self._registry.put_model(model)
+        self._models_changed()
 
     def _models_changed(self) -> None:
         kv_put(NAMESPACE, _MODELS, msgspec.json.encode(self._registry.models()))

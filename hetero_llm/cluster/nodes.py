@@ -6,6 +6,7 @@ round.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
@@ -13,7 +14,7 @@ import ray
 
 from hetero_llm.cluster.ray_private import kv_delete, kv_get, kv_list, kv_put
 from hetero_llm.errors import NodeNameTaken, NodeUnknown
-from hetero_llm.model import Inventory, NodeInventory
+from hetero_llm.model import Inventory, NodeInventory, ReplicaState, ReplicaStatus
 
 _NAMESPACE = "hetero-llm-nodes"
 """The key is the node's name: one that comes back under its name replaces what it was before."""
@@ -47,6 +48,16 @@ def published_nodes() -> Inventory:
     contents = (kv_get(_NAMESPACE, name) for name in sorted(kv_list(_NAMESPACE)))
     nodes = (msgspec.json.decode(content, type=NodeInventory) for content in contents if content is not None)
     return Inventory(nodes=tuple(replace(node, alive=node.ray_node_id in alive) for node in nodes))
+
+
+def with_holders(nodes: Iterable[NodeInventory], replicas: Iterable[ReplicaStatus]) -> tuple[NodeInventory, ...]:
+    """Return `nodes` with the replica that holds each device, as the replicas themselves say."""
+    ended = (ReplicaState.FAILED, ReplicaState.STOPPED)
+    held = {uid: status.replica for status in replicas if status.state not in ended for uid in status.devices}
+    return tuple(
+        replace(node, devices=tuple(replace(d, held_by=held.get(d.uid, d.held_by)) for d in node.devices))
+        for node in nodes
+    )
 
 
 def node_here() -> NodeInventory:

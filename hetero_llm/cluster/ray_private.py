@@ -5,14 +5,17 @@ Each entry says what the public API lacks. tests/integration/test_ray_private.py
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray._private import services
 from ray.experimental import internal_kv
+
+_METADATA_NAMESPACE = b"cluster"
 
 
 @contextmanager
@@ -56,6 +59,15 @@ def bind_serve_rpc(address: str) -> None:
         return add_port_to_grpc_server(server, f"{address}:0")
 
     replica.add_port_to_grpc_server = bind
+
+
+def with_version(deployment: Any, version: str) -> Any:
+    """Return a Serve deployment whose replicas are replaced only when `version` changes.
+
+    Left to itself Serve takes a new version at each `serve.run`, which would restart every replica of an application
+    whose number of replicas is all that changes.
+    """
+    return deployment.options(version=version, _internal=True)
 
 
 def silence_driver() -> None:
@@ -147,3 +159,98 @@ def kv_delete(namespace: str, key: str) -> None:
 def kv_list(namespace: str) -> tuple[str, ...]:
     """Return the keys of a namespace."""
     return tuple(key.decode() for key in internal_kv._internal_kv_list(b"", namespace=namespace.encode()))
+
+
+def cluster_versions(address: str, timeout_s: float) -> tuple[str, str] | None:
+    """Return Ray's and Python's version of the cluster at `address`, None when it does not say.
+
+    Ray compares them too, but only when half a node is up, and its message names neither side's way out.
+    """
+    from ray._common.usage import usage_constants
+
+    client = ray._raylet.GcsClient(address=address)
+    metadata = client.internal_kv_get(
+        usage_constants.CLUSTER_METADATA_KEY, namespace=_METADATA_NAMESPACE, timeout=timeout_s
+    )
+    if metadata is None:
+        return None
+    known = json.loads(metadata)
+    return known["ray_version"], known["python_version"]
+
+
+class NodeProcesses:
+    """Ray's processes of one node, as children of this process: they die with it, however it dies.
+
+    Unlike `ray start`: loopback is kept, there is no dashboard, no log monitor, no autoscaler and no fixed port besides
+    the head's, so that several nodes fit on one machine; and nothing is written outside `folder`.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        address: str | None,
+        port: int,
+        ip: str,
+        folder: str,
+        resources: Mapping[str, float],
+        labels: Mapping[str, str],
+        object_store_bytes: int,
+    ):
+        """Start them; returns when the node is registered.
+
+        Args:
+            name: shown by Ray's own tools.
+            address: the cluster to join; None starts a new one.
+            port: where a new cluster listens; 0 for any free port.
+            ip: the node's address.
+            folder: for sockets and logs; short, because the paths of Unix sockets are limited to 107 bytes.
+            resources: whole numbers; ``GPU`` among them.
+            labels: node labels.
+            object_store_bytes: size of the node's object store.
+        """
+        from ray._private.node import Node
+        from ray._private.parameter import RayParams
+
+        custom = dict(resources)
+        gpus = int(custom.pop("GPU", 0))
+        options: dict[str, Any] = {"gcs_address": address} if address else {"gcs_server_port": port}
+        parameters = RayParams(
+            **options,
+            num_gpus=gpus,
+            resources=custom,
+            labels=dict(labels),
+            object_store_memory=object_store_bytes,
+            node_ip_address=ip,
+            node_name=name,
+            temp_dir=folder,
+            plasma_store_socket_name=f"{folder}/plasma",
+            raylet_socket_name=f"{folder}/raylet",
+            include_dashboard=False,
+            dashboard_agent_listen_port=0,
+            include_log_monitor=False,
+            no_monitor=True,
+        )
+        with loopback_kept(), without_dashboard():
+            # The reaper stands for fate sharing: the kernel kills the children when this process is gone.
+            self._node = Node(parameters, head=address is None, shutdown_at_exit=False, spawn_reaper=True)
+
+    @property
+    def ray_node_id(self) -> str:
+        """Ray's id of the node."""
+        node_id: str = self._node.node_id
+        return node_id
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the cluster."""
+        address: str = self._node.gcs_address
+        return address
+
+    def dead(self) -> tuple[str, ...]:
+        """Return the names of those that ended by themselves; the node is of no use then."""
+        return tuple(str(name) for name, _ in self._node.dead_processes())
+
+    def end(self) -> None:
+        """Take the node out of the cluster and end its processes and workers."""
+        self._node.kill_all_processes(check_alive=False, allow_graceful=True)

@@ -8,8 +8,9 @@ load, therefore removes nobody.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hetero_llm.cluster.pools import ConfiguredModel
 from hetero_llm.errors import ReplicaLost
 from hetero_llm.model import ModelEntry, ReplicaState, ReplicaStatus, RoutingTable, Target
 
@@ -17,14 +18,6 @@ FAILURES_KEPT = 4
 """Ended replicas remembered per application, so that `status` can say why the last ones failed."""
 
 _ROUTING_FIELDS = ("state", "endpoint", "phase", "error", "kv_tokens", "engine_pid")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfiguredModel:
-    """A model somebody asked for, and the Serve applications that hold its replicas."""
-
-    entry: ModelEntry
-    apps: tuple[str, ...]
 
 
 class Registry:
@@ -37,6 +30,7 @@ class Registry:
         self._replicas: dict[str, ReplicaStatus] = {}
         self._renewed_at: dict[str, float] = {}
         self._seen_at: dict[str, float] = {}
+        self._notes: dict[str, str] = {}
 
     @property
     def version(self) -> int:
@@ -53,8 +47,19 @@ class Registry:
         """Forget a model and its replicas."""
         if self._models.pop(name, None) is not None:
             self._version += 1
+        self._notes.pop(name, None)
         for replica in [r.replica for r in self._replicas.values() if r.model == name]:
             self._forget(replica)
+
+    def note(self, name: str, text: str | None) -> bool:
+        """Keep what people should know about a model, None for nothing; return whether that is new."""
+        if self._notes.get(name) == text:
+            return False
+        self._notes.pop(name, None)
+        if text is not None:
+            self._notes[name] = text
+        self._version += 1
+        return True
 
     def models(self) -> tuple[ConfiguredModel, ...]:
         """Return all models by name."""
@@ -109,6 +114,7 @@ class Registry:
             models=tuple(self._with_kinds(model.entry, replicas) for model in self.models()),
             targets=tuple(_target(status) for status in replicas if _routable(status)),
             replicas=replicas,
+            notes=dict(self._notes),
         )
 
     def _with_kinds(self, entry: ModelEntry, replicas: Iterable[ReplicaStatus]) -> ModelEntry:

@@ -10,7 +10,7 @@ from local_cluster import is_gone, kill_scheduler, local_cluster, ray, scheduler
 
 from hetero_llm.cluster.deploy import newer_snapshot
 from hetero_llm.cluster.names import LEASE_LATE_S, LEASE_PERIOD_S
-from hetero_llm.cluster.registry import ConfiguredModel
+from hetero_llm.cluster.pools import ConfiguredModel
 from hetero_llm.model import ModelEntry, ReplicaState, ReplicaStatus
 
 pytestmark = pytest.mark.ray
@@ -26,7 +26,7 @@ def cluster():
 def model(cluster):
     scheduler = cluster.session.scheduler
     entry = ModelEntry(name="m", source="m", created_unix_s=1)
-    ray.get(scheduler.put_model.remote(msgspec.json.encode(ConfiguredModel(entry=entry, apps=("m-app",)))))
+    ray.get(scheduler.put_model.remote(msgspec.json.encode(ConfiguredModel(entry=entry))))
     yield "m"
     ray.get(scheduler.remove_model.remote("m"))
 

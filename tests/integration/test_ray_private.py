@@ -45,7 +45,7 @@ def listeners(box):
 def test_a_cluster_with_a_serve_replica_listens_on_loopback_only(cluster):
     from ray import serve
 
-    from hetero_llm.cluster.deploy import start_serve
+    from hetero_llm.cluster.applications import start_serve
 
     start_serve()
     deployment = serve.deployment(Listener, ray_actor_options={"num_cpus": 0})

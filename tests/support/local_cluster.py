@@ -23,7 +23,8 @@ with warnings.catch_warnings():
     import ray
     import ray.serve
 
-from hetero_llm.cluster.deploy import ModelDeployment, deploy_model, snapshot
+from hetero_llm.cluster.deploy import deploy_model, snapshot
+from hetero_llm.cluster.pools import ModelDeployment
 from hetero_llm.cluster.session import Session, start_local
 from hetero_llm.model import ReplicaStatus, RoutingTable
 
@@ -79,7 +80,7 @@ class Cluster:
             ModelDeployment(
                 name=model,
                 source=model,
-                path=self.model_path,
+                path=str(self.model_path),
                 plan=stub_backend.plan(model, groups),
                 engine_args=tuple(map(str, flags)),
             ),

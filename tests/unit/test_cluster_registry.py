@@ -1,11 +1,12 @@
 from dataclasses import replace
 
-from hetero_llm.cluster.registry import FAILURES_KEPT, ConfiguredModel, Registry
+from hetero_llm.cluster.pools import ConfiguredModel
+from hetero_llm.cluster.registry import FAILURES_KEPT, Registry
 from hetero_llm.model import ModelEntry, ReplicaState, ReplicaStatus
 
 
-def model(name="m", apps=("m-cpu-x-tp1",)):
-    return ConfiguredModel(entry=ModelEntry(name=name, source=name, created_unix_s=1), apps=apps)
+def model(name="m"):
+    return ConfiguredModel(entry=ModelEntry(name=name, source=name, created_unix_s=1))
 
 
 def status(replica="r1", state=ReplicaState.READY, **changes):

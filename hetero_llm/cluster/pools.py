@@ -1,0 +1,137 @@
+"""What the cluster remembers of a model: what was asked for, and the pools of equal replicas made from it.
+
+One pool per (model, kind, accelerator, tp, pp, nodes); each is a Serve application. Pure: no Ray.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from hetero_llm.cluster.replica_spec import ReplicaSpec
+from hetero_llm.model import ModelEntry, Plan, PoolWish, ReplicaPlan
+from hetero_llm.plugin.manager import load_plugins
+from hetero_llm.scheduler.reconcile import Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDeployment:
+    """A plan to carry out.
+
+    Attributes:
+        name: name clients use.
+        source: what the user wrote.
+        path: model folder, the same on every node of the plan.
+        wishes: what the plan was made from; a change of the cluster leads to another plan of them.
+        engine_args: engine flags of the user, appended last.
+        engine_options: kind → settings for that backend.
+        start_deadline_s: seconds a replica may take to its first token.
+    """
+
+    name: str
+    source: str
+    path: str
+    plan: Plan
+    wishes: tuple[PoolWish, ...] = ()
+    engine_args: tuple[str, ...] = ()
+    engine_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gpu_memory_utilization: float = 0.9
+    start_deadline_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfiguredPool:
+    """One Serve application.
+
+    Attributes:
+        replicas: how many Serve is asked for.
+        native: Ray resource that hands out the kind's device ids; None where devices are leased.
+    """
+
+    spec: ReplicaSpec
+    replicas: int
+    native: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfiguredModel:
+    """A model somebody asked for. `deployment` is None only where nothing is ever changed by itself."""
+
+    entry: ModelEntry
+    pools: tuple[ConfiguredPool, ...] = ()
+    deployment: ModelDeployment | None = None
+
+    @property
+    def apps(self) -> tuple[str, ...]:
+        """Serve applications that hold the model's replicas."""
+        return tuple(pool.spec.app for pool in self.pools)
+
+
+def pools_of(deployment: ModelDeployment, replicas: Sequence[ReplicaPlan]) -> tuple[ConfiguredPool, ...]:
+    """Return one pool per sort of replica in a plan.
+
+    Raises:
+        UnknownKind: no plugin here knows a kind.
+    """
+    plugins = load_plugins()
+    pools = []
+    for _, group in groupby(sorted(replicas, key=_pool_key), key=_pool_key):
+        members = tuple(group)
+        native = plugins.backend(members[0].kind).native_resource
+        pools.append(ConfiguredPool(spec=_spec(deployment, members), replicas=len(members), native=native))
+    return tuple(pools)
+
+
+def changed(model: ConfiguredModel, change: Change) -> ConfiguredModel:
+    """Return `model` after `change`. A pool that ends with no replica stays listed, so that Serve is told."""
+    assert model.deployment is not None
+    pools = {pool.spec.app: pool for pool in model.pools}
+    for more in pools_of(model.deployment, change.replicas):
+        app = more.spec.app
+        if app in pools:
+            planned = tuple(dict.fromkeys((*pools[app].spec.planned, *more.spec.planned)))
+            spec = replace(pools[app].spec, planned=planned)
+            more = replace(more, spec=spec, replicas=pools[app].replicas + more.replicas)
+        pools[app] = more
+    for app, count in change.counts.items():
+        pools[app] = replace(pools[app], replicas=count)
+    kinds = {*model.entry.kinds, *(pool.spec.kind for pool in pools.values())}
+    entry = replace(model.entry, kinds=tuple(sorted(kinds)))
+    return replace(model, entry=entry, pools=tuple(pools.values()))
+
+
+def app_name(model: str, kind: str, accelerator: str, tp: int, pp: int, nodes: int = 1) -> str:
+    """Return the Serve application's name of a pool entry: URL-safe and readable."""
+    shape = f"tp{tp}" + (f"-pp{pp}" if pp > 1 else "") + (f"-n{nodes}" if nodes > 1 else "")
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{model}-{kind}-{accelerator}-{shape}")
+
+
+def _pool_key(replica: ReplicaPlan) -> tuple[str, str, int, int, int, int]:
+    shape = (replica.tp, replica.pp, len(replica.placement))
+    return (replica.kind, replica.accelerator, *shape, replica.max_model_len)
+
+
+def _spec(deployment: ModelDeployment, members: tuple[ReplicaPlan, ...]) -> ReplicaSpec:
+    first = members[0]
+    nodes = len(first.placement)
+    return ReplicaSpec(
+        app=app_name(deployment.name, first.kind, first.accelerator, first.tp, first.pp, nodes),
+        model=deployment.name,
+        path=deployment.path,
+        kind=first.kind,
+        accelerator=first.accelerator,
+        planned=tuple(uid for member in members for placement in member.placement for uid in placement.devices),
+        tp=first.tp,
+        pp=first.pp,
+        nodes=nodes,
+        max_model_len=first.max_model_len,
+        # Ray chooses which of them runs where.
+        kv_cache_bytes=min(member.memory.kv_bytes for member in members),
+        gpu_memory_utilization=deployment.gpu_memory_utilization,
+        engine_args=deployment.engine_args,
+        options=deployment.engine_options.get(first.kind, {}),
+        start_deadline_s=deployment.start_deadline_s,
+    )

@@ -1,0 +1,132 @@
+"""Keeps models at what was asked for when nodes come and go. The decisions are `hetero_llm.scheduler.reconcile`'s.
+
+Runs inside the scheduler actor. What it decides is written down first and asked of Serve afterwards, by a task in a
+process of its own: the actor stays small, and a restart in between does the rest again, which changes nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+import ray
+
+from hetero_llm.cluster.nodes import published_nodes, with_holders
+from hetero_llm.cluster.pools import ConfiguredModel, changed
+from hetero_llm.cluster.ray_private import kv_delete, kv_get, kv_put
+from hetero_llm.cluster.registry import Registry
+from hetero_llm.matrix import load_matrix
+from hetero_llm.model import NodeInventory, ReplicaState, ReplicaStatus
+from hetero_llm.plugin.manager import load_plugins
+from hetero_llm.scheduler.reconcile import Change, Pool, next_change, places_lacking
+from hetero_llm.scheduler.rules import rules_of
+
+PERIOD_S = 1.0
+"""How often every model is looked at."""
+
+ROUNDS = 3
+"""A change is made when it was found in this many rounds: a replica on its way looks lost for a moment."""
+
+_NAMESPACE = "hetero-llm-reconciler"
+_UNFINISHED = "unfinished"
+
+_LIVING = (ReplicaState.STARTING, ReplicaState.READY)
+
+
+class Reconciler:
+    """Looks at all models once a second and changes at most one at a time."""
+
+    def __init__(self, registry: Registry, save: Callable[[ConfiguredModel], None], notify: Callable[[], None]):
+        """Work on `registry`; `save` writes a changed model down, `notify` tells that the table has changed."""
+        self._registry = registry
+        self._save = save
+        self._notify = notify
+        self._rules = {backend.kind: rules_of(backend) for backend in load_plugins().backends()}
+        self._found: dict[str, tuple[Change, int]] = {}
+
+    async def run_forever(self) -> None:
+        """Finish what a former incarnation began, then keep looking."""
+        if kv_get(_NAMESPACE, _UNFINISHED) is not None:
+            await self._ask_serve(self._registry.models())
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once at every model that can change."""
+        models = [model for model in self._registry.models() if model.deployment is not None]
+        if not models:
+            return
+        inventory = await asyncio.to_thread(published_nodes)
+        for model in models:
+            replicas = self._registry.table().replicas
+            nodes = with_holders(inventory.nodes, replicas)
+            await self._look_at(model, pools_now(model, replicas, nodes), nodes)
+
+    async def _look_at(self, model: ConfiguredModel, pools: Sequence[Pool], nodes: Sequence[NodeInventory]) -> None:
+        name, deployment = model.entry.name, model.deployment
+        assert deployment is not None
+        facts = deployment.plan.model
+        change = next_change(facts, deployment.wishes, pools, nodes, self._rules, load_matrix())
+        self._note(name, pools, nodes)
+        if change is None:
+            self._found.pop(name, None)
+            return
+        before, rounds = self._found.get(name, (None, 0))
+        rounds = rounds + 1 if before == change else 1
+        self._found[name] = (change, rounds)
+        if rounds >= ROUNDS:
+            del self._found[name]
+            await self._carry_out(model, change)
+
+    async def _carry_out(self, model: ConfiguredModel, change: Change) -> None:
+        after = changed(model, change)
+        self._save(after)
+        await self._ask_serve((after,))
+
+    async def _ask_serve(self, models: Sequence[ConfiguredModel]) -> None:
+        kv_put(_NAMESPACE, _UNFINISHED, b"1")
+        task = ray.remote(_run_pools).options(num_cpus=0)
+        await asyncio.wrap_future(task.remote(msgspec.json.encode(models)).future())
+        kv_delete(_NAMESPACE, _UNFINISHED)
+
+    def _note(self, name: str, pools: Sequence[Pool], nodes: Sequence[NodeInventory]) -> None:
+        accelerators = {pool.app: pool.accelerator for pool in pools}
+        lacking = places_lacking(pools, nodes)
+        texts = [f"{count} of {app}: no free {accelerators[app]} on a living node" for app, count in lacking.items()]
+        if self._registry.note(name, "; ".join(texts) or None):
+            self._notify()
+
+
+def pools_now(
+    model: ConfiguredModel, replicas: Sequence[ReplicaStatus], nodes: Sequence[NodeInventory]
+) -> tuple[Pool, ...]:
+    """Return the pools of `model` as they are wanted, and how many replicas of each live on living nodes."""
+    alive = {node.node for node in nodes if node.alive}
+    pools = []
+    for pool in model.pools:
+        spec = pool.spec
+        living = [status for status in replicas if status.app == spec.app and status.state in _LIVING]
+        pools.append(
+            Pool(
+                app=spec.app,
+                kind=spec.kind,
+                accelerator=spec.accelerator,
+                tp=spec.tp,
+                pp=spec.pp,
+                nodes=spec.nodes,
+                wanted=pool.replicas,
+                living=sum(status.node in alive for status in living),
+            )
+        )
+    return tuple(pools)
+
+
+def _run_pools(models: bytes) -> None:
+    # Here, not above: the scheduler actor imports this module and has no use for Serve, which takes 60 MB.
+    from hetero_llm.cluster.applications import run_pools
+
+    for model in msgspec.json.decode(models, type=tuple[ConfiguredModel, ...]):
+        run_pools(model.pools)

@@ -1,0 +1,130 @@
+"""What a running model changes when nodes come and go. Pure: no Ray, no clock."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetero_llm.model import Device, Health, ModelFacts, NodeInventory, PoolWish
+from hetero_llm.scheduler.reconcile import Pool, next_change, places_lacking
+
+GIB = 1 << 30
+FACTS = ModelFacts(
+    name="m",
+    source="m",
+    architecture="X",
+    parameters=1000,
+    weights_bytes=GIB,
+    layers=2,
+    heads=8,
+    kv_heads=8,
+    head_dim=64,
+    hidden_size=512,
+    vocab_size=100,
+    max_model_len=1024,
+    dtype="bfloat16",
+)
+
+
+def node(name, kind="cuda", accelerator="H100-80GB", count=2, *, held=(), alive=True, health=Health.OK):
+    devices = tuple(
+        Device(
+            kind=kind,
+            accelerator=accelerator,
+            uid=f"{name}-{index}",
+            index=index,
+            memory_bytes=80 * GIB,
+            free_bytes=80 * GIB,
+            health=health,
+            held_by="somebody" if index in held else None,
+        )
+        for index in range(count)
+    )
+    return NodeInventory(node=name, host=name, address="10.0.0.1", kind=kind, devices=devices, alive=alive)
+
+
+def pool(kind="cuda", accelerator="H100-80GB", *, wanted, living, tp=1, nodes=1):
+    app = f"m-{kind}-{accelerator}-tp{tp}"
+    return Pool(app=app, kind=kind, accelerator=accelerator, tp=tp, pp=1, nodes=nodes, wanted=wanted, living=living)
+
+
+def change(wishes, pools, nodes):
+    return next_change(FACTS, wishes, pools, nodes, {}, None)
+
+
+def test_nothing_changes_while_all_replicas_live():
+    wish = PoolWish(kinds=("cuda",), replicas=2)
+    assert change([wish], [pool(wanted=2, living=2)], [node("a", held=(0, 1))]) is None
+
+
+def test_a_replica_whose_type_is_free_elsewhere_is_left_to_serve():
+    wish = PoolWish(kinds=("cuda",), replicas=2)
+    nodes = [node("a", alive=False, held=(0,)), node("b", held=(0,))]
+    assert change([wish], [pool(wanted=2, living=1)], nodes) is None
+
+
+def test_a_replica_without_a_place_moves_to_another_kind_that_was_allowed():
+    wish = PoolWish(kinds=("cuda", "ascend"), replicas=1)
+    nodes = [node("a", alive=False, held=(0,)), node("b", "ascend", "910B2")]
+    found = change([wish], [pool(wanted=1, living=0)], nodes)
+    assert found.counts == {"m-cuda-H100-80GB-tp1": 0}
+    assert [(r.kind, r.placement[0].node) for r in found.replicas] == [("ascend", "b")]
+    assert "H100-80GB" in found.reason
+
+
+def test_a_replica_never_moves_to_a_kind_nobody_allowed():
+    wish = PoolWish(kinds=("cuda",), replicas=1)
+    nodes = [node("a", alive=False), node("b", "ascend", "910B2")]
+    assert change([wish], [pool(wanted=1, living=0)], nodes) is None
+    assert places_lacking([pool(wanted=1, living=0)], nodes) == {"m-cuda-H100-80GB-tp1": 1}
+
+
+def test_only_those_without_a_place_move():
+    wish = PoolWish(kinds=(), replicas=3)
+    nodes = [node("a", alive=False, held=(0, 1)), node("b", held=(0,)), node("c", "ascend", "910B2", 4)]
+    found = change([wish], [pool(wanted=4, living=1)], nodes)
+    assert found.counts == {"m-cuda-H100-80GB-tp1": 2}
+    assert len(found.replicas) == 2
+
+
+def test_as_many_as_fit_grows_onto_a_new_node():
+    wish = PoolWish(kinds=("cuda",), replicas=None, tp=1)
+    found = change([wish], [pool(wanted=2, living=2)], [node("a", held=(0, 1)), node("new")])
+    assert [r.placement[0].node for r in found.replicas] == ["new", "new"]
+    assert found.counts == {}
+
+
+def test_as_many_as_fit_leaves_serve_the_devices_it_is_about_to_use():
+    wish = PoolWish(kinds=("cuda",), replicas=None, tp=1)
+    assert change([wish], [pool(wanted=2, living=0)], [node("a")]) is None
+
+
+def test_a_fixed_number_does_not_grow():
+    wish = PoolWish(kinds=("cuda",), replicas=2)
+    assert change([wish], [pool(wanted=2, living=2)], [node("a", held=(0, 1)), node("new")]) is None
+
+
+@pytest.mark.parametrize("health", [Health.FAILED, Health.UNKNOWN])
+def test_sick_devices_are_no_place(health):
+    wish = PoolWish(kinds=("cuda",), replicas=None, tp=1)
+    assert change([wish], [pool(wanted=1, living=1)], [node("a", count=1, held=(0,)), node("b", health=health)]) is None
+
+
+def test_a_group_over_nodes_needs_a_share_on_each():
+    pools = [pool(wanted=1, living=0, tp=4, nodes=2)]
+    assert places_lacking(pools, [node("a"), node("b")]) == {}
+    assert places_lacking(pools, [node("a", count=4)]) == {"m-cuda-H100-80GB-tp4": 1}
+    assert places_lacking(pools, [node("a"), node("b", held=(0,))]) == {"m-cuda-H100-80GB-tp4": 1}
+
+
+def test_the_same_input_gives_the_same_change_in_any_order_of_nodes():
+    wish = PoolWish(kinds=("cuda",), replicas=None, tp=1)
+    nodes = [node("a", held=(0, 1)), node("b"), node("c")]
+    pools = [pool(wanted=2, living=2)]
+    assert change([wish], pools, nodes) == change([wish], pools, nodes[::-1])
+
+
+def test_two_rounds_of_growth_do_not_ask_for_the_same_device_twice():
+    wish = PoolWish(kinds=("cuda",), replicas=None, tp=1)
+    nodes = [node("a", held=(0, 1)), node("new")]
+    assert change([wish], [pool(wanted=4, living=2)], nodes) is None
+    assert change([replace(wish, replicas=4)], [pool(wanted=4, living=2)], nodes) is None
