@@ -50,6 +50,10 @@ class Scheduler:
         """Add or change a model (`ConfiguredModel` as JSON)."""
         self._save_model(msgspec.json.decode(model, type=ConfiguredModel))
 
+    async def models(self) -> bytes:
+        """Return all models (`ConfiguredModel`s as JSON)."""
+        return msgspec.json.encode(self._registry.models())
+
     async def apps_of(self, name: str) -> tuple[str, ...]:
         """Return the Serve applications of a model; empty when nobody configured it."""
         return next((model.apps for model in self._registry.models() if model.entry.name == name), ())

@@ -12,9 +12,11 @@ from itertools import groupby
 from typing import Any
 
 from hetero_llm.cluster.replica_spec import ReplicaSpec
-from hetero_llm.model import ModelEntry, Plan, PoolWish, ReplicaPlan
+from hetero_llm.model import ModelEntry, NodeInventory, Plan, PoolWish, ReplicaPlan, ReplicaState, ReplicaStatus
 from hetero_llm.plugin.manager import load_plugins
-from hetero_llm.scheduler.reconcile import Change
+from hetero_llm.scheduler.reconcile import Change, Pool
+
+_LIVING = (ReplicaState.STARTING, ReplicaState.READY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,30 @@ def changed(model: ConfiguredModel, change: Change) -> ConfiguredModel:
     kinds = {*model.entry.kinds, *(pool.spec.kind for pool in pools.values())}
     entry = replace(model.entry, kinds=tuple(sorted(kinds)))
     return replace(model, entry=entry, pools=tuple(pools.values()))
+
+
+def pools_now(
+    model: ConfiguredModel, replicas: Sequence[ReplicaStatus], nodes: Sequence[NodeInventory]
+) -> tuple[Pool, ...]:
+    """Return the pools of `model` as they are wanted, and how many replicas of each live on living nodes."""
+    alive = {node.node for node in nodes if node.alive}
+    pools = []
+    for pool in model.pools:
+        spec = pool.spec
+        living = [status for status in replicas if status.app == spec.app and status.state in _LIVING]
+        pools.append(
+            Pool(
+                app=spec.app,
+                kind=spec.kind,
+                accelerator=spec.accelerator,
+                tp=spec.tp,
+                pp=spec.pp,
+                nodes=spec.nodes,
+                wanted=pool.replicas,
+                living=sum(status.node in alive for status in living),
+            )
+        )
+    return tuple(pools)
 
 
 def app_name(model: str, kind: str, accelerator: str, tp: int, pp: int, nodes: int = 1) -> str:

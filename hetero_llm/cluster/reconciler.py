@@ -7,18 +7,17 @@ process of its own: the actor stays small, and a restart in between does the res
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 import ray
 
 from hetero_llm.cluster.nodes import published_nodes, with_holders
-from hetero_llm.cluster.pools import ConfiguredModel, changed
+from hetero_llm.cluster.pools import ConfiguredModel, changed, pools_now
 from hetero_llm.cluster.ray_private import kv_delete, kv_get, kv_put
 from hetero_llm.cluster.registry import Registry
 from hetero_llm.matrix import load_matrix
-from hetero_llm.model import NodeInventory, ReplicaState, ReplicaStatus
+from hetero_llm.model import NodeInventory
 from hetero_llm.plugin.manager import load_plugins
 from hetero_llm.scheduler.reconcile import Change, Pool, next_change, places_lacking
 from hetero_llm.scheduler.rules import rules_of
@@ -31,8 +30,6 @@ ROUNDS = 3
 
 _NAMESPACE = "hetero-llm-reconciler"
 _UNFINISHED = "unfinished"
-
-_LIVING = (ReplicaState.STARTING, ReplicaState.READY)
 
 
 class Reconciler:
@@ -98,30 +95,6 @@ class Reconciler:
         texts = [f"{count} of {app}: no free {accelerators[app]} on a living node" for app, count in lacking.items()]
         if self._registry.note(name, "; ".join(texts) or None):
             self._notify()
-
-
-def pools_now(
-    model: ConfiguredModel, replicas: Sequence[ReplicaStatus], nodes: Sequence[NodeInventory]
-) -> tuple[Pool, ...]:
-    """Return the pools of `model` as they are wanted, and how many replicas of each live on living nodes."""
-    alive = {node.node for node in nodes if node.alive}
-    pools = []
-    for pool in model.pools:
-        spec = pool.spec
-        living = [status for status in replicas if status.app == spec.app and status.state in _LIVING]
-        pools.append(
-            Pool(
-                app=spec.app,
-                kind=spec.kind,
-                accelerator=spec.accelerator,
-                tp=spec.tp,
-                pp=spec.pp,
-                nodes=spec.nodes,
-                wanted=pool.replicas,
-                living=sum(status.node in alive for status in living),
-            )
-        )
-    return tuple(pools)
 
 
 def _run_pools(models: bytes) -> None:
