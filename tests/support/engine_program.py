@@ -39,6 +39,8 @@ def parser() -> argparse.ArgumentParser:
     add("--ignore-sigterm", action="store_true")
     add("--grandchildren", type=int, default=0, help="processes that ignore SIGTERM")
     add("--shared-memory", action="store_true", help="leave a mapped segment and a named semaphore behind")
+    add("--node-rank", type=int, default=0, help="above 0 it serves nothing and only lives")
+    add("--only-rank", type=int, help="flags that make it misbehave count on this node rank alone")
     add("--dump-env", type=Path, help="write the environment there as JSON")
     return flags
 
@@ -56,6 +58,8 @@ class Engine:
 
     def run(self) -> None:
         flags = self.flags
+        if flags.only_rank not in (None, flags.node_rank):
+            flags.say, flags.die, flags.hang, flags.life_s = [], None, None, None
         for line in flags.say:
             print(line, flush=True)
         if flags.dump_env:
@@ -74,6 +78,8 @@ class Engine:
         say("GPU KV cache size: 1,024 tokens")
         if flags.life_s is not None:
             threading.Timer(flags.life_s, self.die).start()
+        if flags.node_rank > 0:
+            threading.Event().wait()
         server = ThreadingHTTPServer((flags.host, flags.port), self.handler())
         server.daemon_threads = True
         server.serve_forever()

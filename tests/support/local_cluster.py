@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 from hetero_llm.cluster.deploy import deploy_model, snapshot
 from hetero_llm.cluster.pools import ModelDeployment
 from hetero_llm.cluster.session import Session, start_local
-from hetero_llm.model import ReplicaStatus, RoutingTable
+from hetero_llm.model import NodeInventory, ReplicaStatus, RoutingTable
 
 PATIENCE_S = 40.0
 
@@ -52,10 +52,11 @@ def local_place() -> Iterator[Sandbox]:
 
 
 @contextlib.contextmanager
-def local_cluster(devices: int = 4) -> Iterator[Cluster]:
-    """Start a cluster in this process; at the end it must have left nothing behind."""
+def local_cluster(devices: int = 4, *others: NodeInventory) -> Iterator[Cluster]:
+    """Start a cluster in this process, of a node "here" and `others`; at the end it must have left nothing behind."""
+    nodes = [stub_backend.node(devices), *others]
     with local_place() as box:
-        with contextlib.closing(start_local([stub_backend.node(devices)], {stub_backend.KIND: None})) as session:
+        with contextlib.closing(start_local(nodes, {stub_backend.KIND: None})) as session:
             yield Cluster(session, box.root, box)
         # Shared memory of engines that others run on this machine looks the same; tests look for their own engines'.
         left = [thing for thing in box.leftovers() if not thing.startswith("shared memory")]
@@ -74,14 +75,14 @@ class Cluster:
     def renew(self, status: ReplicaStatus, actor_id: str = "") -> None:
         ray.get(self.session.scheduler.renew.remote(msgspec.to_builtins(status), actor_id))
 
-    def deploy(self, model: str, *groups: tuple[str, ...], flags: tuple[object, ...] = ()) -> None:
+    def deploy(self, model: str, *groups: tuple[str, ...], flags: tuple[object, ...] = (), nodes: int = 1) -> None:
         deploy_model(
             self.session,
             ModelDeployment(
                 name=model,
                 source=model,
                 path=str(self.model_path),
-                plan=stub_backend.plan(model, groups),
+                plan=stub_backend.plan(model, groups, nodes),
                 engine_args=tuple(map(str, flags)),
             ),
         )

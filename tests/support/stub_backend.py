@@ -60,7 +60,8 @@ class StubBackend(Backend):
         return GroupSetup(torch_backend="gloo", rank_env=tuple({} for _ in spec.ranks))
 
     def engine(self, spec: EngineSpec) -> EngineLaunch:
-        return launch(spec.port, "--served-model-name", spec.served_name, *spec.extra_args, host=spec.host)
+        own = ("--served-model-name", spec.served_name, "--node-rank", spec.node_rank)
+        return launch(spec.port, *own, *spec.extra_args, host=spec.host)
 
     def check_model(self, facts: ModelFacts, accelerator: str, wish: PoolWish) -> tuple[Rejection, ...]:
         return ()
@@ -93,21 +94,23 @@ def install(folder: Path) -> None:
     (info / "entry_points.txt").write_text("[hetero_llm.backends]\nstub = stub_backend\n")
 
 
-def node(devices: int) -> NodeInventory:
+def node(devices: int, name: str = "here") -> NodeInventory:
+    """Return a node whose devices are ``stub-0`` …; those of another node than "here" carry its name."""
+    stem = "stub" if name == "here" else name
     return NodeInventory(
-        node="here",
+        node=name,
         host="here",
         address="127.0.0.1",
         kind=KIND,
         devices=tuple(
-            Device(kind=KIND, accelerator=ACCELERATOR, uid=f"stub-{n}", index=n, health=Health.OK)
+            Device(kind=KIND, accelerator=ACCELERATOR, uid=f"{stem}-{n}", index=n, health=Health.OK)
             for n in range(devices)
         ),
     )
 
 
-def plan(model: str, groups: Sequence[Sequence[str]]) -> Plan:
-    """Return a plan with one replica per group of device uids."""
+def plan(model: str, groups: Sequence[Sequence[str]], nodes: int = 1) -> Plan:
+    """Return a plan with one replica per group of device uids, each spread evenly over `nodes` nodes."""
     facts = ModelFacts(
         name=model,
         source=model,
@@ -131,7 +134,12 @@ def plan(model: str, groups: Sequence[Sequence[str]]) -> Plan:
             accelerator=ACCELERATOR,
             tp=len(group),
             pp=1,
-            placement=(Placement(node="here", devices=tuple(group)),),
+            placement=tuple(
+                Placement(
+                    node=f"node{at}", devices=tuple(group[at * len(group) // nodes : (at + 1) * len(group) // nodes])
+                )
+                for at in range(nodes)
+            ),
             memory=memory,
             kv_tokens=1024,
             max_model_len=128,
