@@ -165,10 +165,36 @@ class InventoryInvalid(HeteroError):
     exit_code = ExitCode.USAGE
 
 
+class DeviceUnusable(HeteroError):
+    """A device is present and cannot be used: no driver or library for it, it fell off, or it is not set up."""
+
+    code = "HL206"
+
+
 class MatrixInvalid(HeteroError):
     """``hardware_matrix.yaml`` of this installation is missing, not in the documented shape, or lacks evidence."""
 
     code = "HL207"
+
+
+class PluginNameRefused(HeteroError):
+    """``hetero-llm plugins new`` cannot use this name: it is no kind, or a plugin, a package or Python has it."""
+
+    code = "HL211"
+    exit_code = ExitCode.USAGE
+
+
+class PluginFolderExists(HeteroError):
+    """``hetero-llm plugins new`` writes into a new folder only; nothing that is there is overwritten."""
+
+    code = "HL212"
+    exit_code = ExitCode.USAGE
+
+
+class ContractNotRun(HeteroError):
+    """``hetero-llm plugins check`` could not run the contract tests: pytest is missing, or the tests' process ended."""
+
+    code = "HL213"
 
 
 # -- HL3xx: models and plans ------------------------------------------------------------------------------------------
@@ -250,6 +276,33 @@ class NodeUnknown(HeteroError):
     code = "HL408"
 
 
+class VersionMismatch(HeteroError):
+    """Ray takes only nodes with its own version, and with the same Python down to the patch; both are named.
+
+    ``RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor`` lets another patch release of Python in.
+    """
+
+    code = "HL409"
+
+
+class AlreadyRunning(HeteroError):
+    """This machine runs a lab, or a node of this name, already."""
+
+    code = "HL410"
+
+
+class NodeLost(HeteroError):
+    """The Ray processes of a node ended by themselves, or the cluster they belonged to is gone."""
+
+    code = "HL411"
+
+
+class DrainImpossible(HeteroError):
+    """A node cannot be emptied: some of its replicas fit nowhere else. Free devices, or stop a model."""
+
+    code = "HL412"
+
+
 # -- HL5xx: engines ---------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +322,12 @@ class GroupPreflightFailed(HeteroError):
     """The ranks of a group could not meet over the kind's collective backend; the failing rank is named."""
 
     code = "HL503"
+
+
+class EngineUnfit(HeteroError):
+    """The engine installed on the node cannot run: its device plugin was made for another engine version."""
+
+    code = "HL504"
 
 
 # -- HL6xx: requests --------------------------------------------------------------------------------------------------

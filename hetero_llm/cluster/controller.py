@@ -135,6 +135,13 @@ class Scheduler:
                     self._replicas_changed()
 
 
+HEAD_RESOURCE = "node:__internal_head__"
+"""Ray gives the head one of it."""
+
+HEAD_SHARE = 0.001
+"""Ray's own share for an actor that is only to be placed by it."""
+
+
 def start_scheduler() -> Any:
     """Return the cluster's scheduler, started if there is none. It outlives the caller and restarts by itself."""
     return (
@@ -145,6 +152,8 @@ def start_scheduler() -> Any:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
+            # On the head, without which there is no cluster: a node that is lost must not take the scheduler along.
+            resources={HEAD_RESOURCE: HEAD_SHARE},
             max_restarts=-1,
             max_task_retries=0,
             max_concurrency=1000,

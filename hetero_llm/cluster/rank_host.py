@@ -46,7 +46,9 @@ class RankHost:
         member = self._share.member
         assert member is not None
         spec = from_data(group, GroupSpec)
-        return to_data(run_ranks(self._plugins.backend(self._spec.kind).group(spec), spec, node=member.node))
+        # Here, not at the leader: each node chooses its own interfaces.
+        setup = self._plugins.backend(self._spec.kind).group(spec)
+        return to_data(run_ranks(setup, spec, node=member.node, hints=self._plugins.error_hints()))
 
     def launch(self, engine: Mapping[str, Any]) -> int:
         """Start the engine of this node (`EngineSpec` as builtins); return its process id."""

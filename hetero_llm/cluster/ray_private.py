@@ -254,3 +254,27 @@ class NodeProcesses:
     def end(self) -> None:
         """Take the node out of the cluster and end its processes and workers."""
         self._node.kill_all_processes(check_alive=False, allow_graceful=True)
+
+
+def drain_node(ray_node_id: str, why: str) -> None:
+    """Tell Ray that a node will leave: nothing new is placed there, and Serve moves its replicas to other nodes first.
+
+    There is no way back but to end the node and start it anew.
+
+    Raises:
+        RuntimeError: Ray refuses.
+    """
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    # Of the two reasons Ray knows, "idle" is refused while the node has work.
+    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    accepted, refusal_text = client.drain_node(ray_node_id, reason, why, 0)
+    if not accepted:
+        raise RuntimeError(refusal_text)
+
+
+def draining_nodes() -> frozenset[str]:
+    """Return Ray's ids of the nodes that are told to leave."""
+    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    return frozenset(client.get_draining_nodes())

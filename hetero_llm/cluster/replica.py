@@ -25,11 +25,10 @@ from hetero_llm.cluster.rank_host import Followers
 from hetero_llm.cluster.ray_private import bind_serve_rpc
 from hetero_llm.cluster.replica_spec import Member, ReplicaSpec
 from hetero_llm.cluster.resident import release_startup_pages
-from hetero_llm.cluster.share import EngineShare, free_port
+from hetero_llm.cluster.share import EngineShare, free_port, preflight_hints
 from hetero_llm.errors import EngineNotReady, HeteroError, InternalError, NoReadyReplica
 from hetero_llm.model import ReplicaState, ReplicaStatus, from_data, to_data
-from hetero_llm.plugin import Backend
-from hetero_llm.plugin.manager import load_plugins
+from hetero_llm.plugin.manager import PluginManager, load_plugins
 
 DRAIN_S = 600.0
 """Longest time a replica that leaves may take to finish what it answers."""
@@ -136,7 +135,7 @@ class EngineReplica:
         spec, plugins = self._spec, load_plugins()
         own = self._share.take_devices(plugins)
         self._members = (own, *self._followers.take_devices())
-        self._check_group(plugins.backend(spec.kind))
+        self._check_group(plugins)
         self._go_on_to("starting")
         port = free_port(own.address)
         master_port = free_port(own.address) if spec.nodes > 1 else None
@@ -148,14 +147,20 @@ class EngineReplica:
         engine.wait_ready(self._stopping)
         self._share.note_leftovers()
 
-    def _check_group(self, backend: Backend) -> None:
+    def _check_group(self, plugins: PluginManager) -> None:
         group = self._spec.group(self._members, master_port=free_port(self._members[0].address))
-        setup = backend.group(group)
+        setup = plugins.backend(self._spec.kind).group(group)
         if len(group.ranks) == 1 or excused(setup, group):
             return
         self._go_on_to("checking the group")
         others = self._followers.start_check(group)
-        own = run_ranks(setup, group, node=self._members[0].node, cancelled=self._stopping)
+        own = run_ranks(
+            setup,
+            group,
+            node=self._members[0].node,
+            hints=preflight_hints(self._spec, self._members, plugins),
+            cancelled=self._stopping,
+        )
         judge(setup, group, (*own, *self._followers.outcomes(others)))
 
     def _end_with_followers(self, engine: EngineProcess) -> None:

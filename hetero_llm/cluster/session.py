@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +19,18 @@ import msgspec
 import psutil
 
 from hetero_llm.cluster import lease, state
+from hetero_llm.cluster.address import check_reachable, check_welcome, make_token, use_token, where
 from hetero_llm.cluster.names import GATEWAY_APP, NAMESPACE
-from hetero_llm.errors import ClusterStartFailed, ClusterUnreachable, NotRunning
+from hetero_llm.cluster.raylet import OBJECT_STORE_BYTES, Raylet, RayletSpec, end_all
+from hetero_llm.errors import ClusterStartFailed, ClusterUnreachable, HeteroError, NotRunning
 from hetero_llm.model import Inventory, NodeInventory, ReplicaState
 from hetero_llm.scheduler.resources import explicit_resources, node_labels
 
 LOOPBACK = "127.0.0.1"
 """A local cluster listens here only: nothing of it can be reached from outside the machine."""
 
-CONNECT_DEADLINE_S = 5.0
-"""Time for a cluster to accept a TCP connection."""
-
 END_DEADLINE_S = 30.0
 """Time the applications of a cluster get to end before the cluster itself is ended."""
-
-OBJECT_STORE_BYTES = 80 << 20
-"""Smallest object store Ray takes is 75 MiB. No model data goes through it."""
 
 
 @dataclass
@@ -54,6 +48,7 @@ class Session:
     temp_dir: str | None
     started_here: bool
     scheduler: Any
+    _raylets: list[Raylet] = field(default_factory=list)
     _closed: bool = False
 
     def inventory(self) -> Inventory:
@@ -76,20 +71,15 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        import ray
-
-        from hetero_llm.cluster.ray_private import forget_serve
-
         if not self.started_here:
-            forget_serve()
-            ray.shutdown()
+            detach()
             return
         try:
             self._end_applications()
         finally:
-            forget_serve()
-            ray.shutdown()
-            _end_leftovers(self.temp_dir)
+            end_all(self._raylets)
+            detach()
+            end_leftovers(self.temp_dir)
 
     def _end_applications(self) -> None:
         # Not serve.shutdown(): it kills its controller with calls pending, and Ray prints that as errors.
@@ -109,56 +99,82 @@ class Session:
 
 
 def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str | None]) -> Session:
-    """Start a Ray cluster on this machine and register its devices as resources.
+    """Start a Ray cluster on this machine, one Ray node per kind, and register their devices as resources.
 
     Args:
-        inventories: this machine's nodes, one per kind.
+        inventories: this machine's nodes, one per kind; the first becomes the head.
         native: kind → Ray resource that hands out its device ids, None where devices are leased.
 
     Raises:
         ClusterStartFailed: Ray did not come up.
     """
     temp_dir = tempfile.mkdtemp(prefix=state.RAY_DIR_PREFIX)
-    _use_token(temp_dir, create=True)
-    resources = explicit_resources(inventories, native)
-    num_gpus = int(resources.pop("GPU", 0))
-    labels = {name: value for node in inventories for name, value in node_labels(node).items()}
+    make_token(Path(temp_dir) / "token")
+    use_token(Path(temp_dir) / "token")
     import ray
 
     from hetero_llm.cluster.nodes import publish_node
-    from hetero_llm.cluster.ray_private import loopback_kept, reread_authentication, without_dashboard
 
-    reread_authentication()
+    raylets: list[Raylet] = []
     try:
-        with loopback_kept(), without_dashboard(), _signals_kept():
-            ray.init(
-                address="local",
-                # Explicit, zero included: Ray's own detection picks one vendor at random on mixed boxes.
-                num_gpus=num_gpus,
-                resources=resources,
-                labels=labels,
-                namespace=NAMESPACE,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=temp_dir,
-                _node_ip_address=LOOPBACK,
-            )
-            session = Session(ray.get_runtime_context().gcs_address, temp_dir, True, _scheduler())
+        ray_ids = [_start_head(inventories[:1], native, temp_dir)]
+        address = ray.get_runtime_context().gcs_address
+        # Appended one by one: what was started is ended with the rest when a later one fails.
+        for node in inventories[1:]:
+            raylets.append(Raylet(_raylet_spec(node, native, temp_dir, address), os.environ))
+        session = Session(address, temp_dir, True, _scheduler(), raylets)
+        ray_ids += [raylet.wait_started().ray_node_id for raylet in raylets]
+        quiet_ray()
+        for node, ray_id in zip(inventories, ray_ids, strict=False):
+            publish_node(replace(node, address=LOOPBACK, ray_node_id=ray_id))
     except BaseException as error:
+        end_all(raylets)
         ray.shutdown()
-        _end_leftovers(temp_dir)
-        if not isinstance(error, Exception):
+        end_leftovers(temp_dir)
+        if not isinstance(error, Exception) or isinstance(error, HeteroError):
             raise
         raise ClusterStartFailed(
             "the local Ray cluster did not start", cause=_reason(error), next=("hetero-llm doctor",)
         ) from error
-    quiet_ray()
-    ray_id = ray.get_runtime_context().get_node_id()
-    for node in inventories:
-        publish_node(replace(node, address=LOOPBACK, ray_node_id=ray_id))
     return session
+
+
+def _start_head(head: Sequence[NodeInventory], native: Mapping[str, str | None], temp_dir: str) -> str:
+    """Start a cluster with this process as its driver; return the head's Ray id."""
+    import ray
+
+    from hetero_llm.cluster.ray_private import loopback_kept, reread_authentication, without_dashboard
+
+    resources = explicit_resources(head, native)
+    reread_authentication()
+    with loopback_kept(), without_dashboard(), _signals_kept():
+        ray.init(
+            address="local",
+            # Explicit, zero included: Ray's own detection picks one vendor at random on mixed boxes.
+            num_gpus=int(resources.pop("GPU", 0)),
+            resources=resources,
+            labels={name: value for node in head for name, value in node_labels(node).items()},
+            namespace=NAMESPACE,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=temp_dir,
+            _node_ip_address=LOOPBACK,
+        )
+    ray_id: str = ray.get_runtime_context().get_node_id()
+    return ray_id
+
+
+def _raylet_spec(node: NodeInventory, native: Mapping[str, str | None], temp_dir: str, address: str) -> RayletSpec:
+    return RayletSpec(
+        name=node.node,
+        address=address,
+        ip=LOOPBACK,
+        folder=str(Path(temp_dir) / node.kind),
+        resources=explicit_resources([node], native),
+        labels=node_labels(node),
+    )
 
 
 def connect(address: str | None = None) -> Session:
@@ -168,17 +184,36 @@ def connect(address: str | None = None) -> Session:
         NotRunning: no address is known, or the cluster was not started by hetero-llm.
         ClusterUnreachable: nothing answers there, or the token is refused.
     """
-    address, temp_dir = _where(address)
-    if temp_dir:
-        _use_token(temp_dir, create=False)
-    _check_reachable(address)
+    place = where(address)
+    if place.token:
+        use_token(place.token)
+    attach(place.address)
+    from hetero_llm.cluster.controller import find_scheduler
+
+    try:
+        return Session(place.address, place.temp_dir, False, find_scheduler())
+    except ValueError:
+        detach()
+        raise NotRunning(
+            f"the cluster at {place.address} runs no hetero-llm scheduler",
+            next=("on its head: hetero-llm node start --head",),
+        ) from None
+
+
+def attach(address: str) -> None:
+    """Make this process a driver of the cluster at `address`, with the token that was chosen by `use_token`.
+
+    Raises:
+        ClusterUnreachable: nothing answers there, the token is refused, or no node of the cluster is on this machine.
+    """
+    check_reachable(address)
     import ray
 
     from hetero_llm.cluster.ray_private import loopback_kept, reread_authentication
 
     reread_authentication()
     try:
-        _check_welcome(address)
+        check_welcome(address)
         with loopback_kept(), _signals_kept():
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
@@ -188,43 +223,17 @@ def connect(address: str | None = None) -> Session:
             cause=_reason(error),
             next=("hetero-llm serve", "check --address and RAY_ADDRESS", "check RAY_AUTH_TOKEN_PATH"),
         ) from error
-    from hetero_llm.cluster.controller import find_scheduler
-
     quiet_ray()
-    try:
-        return Session(address, temp_dir, False, find_scheduler())
-    except ValueError:
-        ray.shutdown()
-        raise NotRunning(
-            f"the cluster at {address} runs no hetero-llm scheduler", next=(f"hetero-llm serve --address {address}",)
-        ) from None
 
 
-def _check_reachable(address: str) -> None:
-    # Ray itself goes on trying for minutes.
-    if not _has_port(address):
-        return
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_DEADLINE_S).close()
-    except OSError as error:
-        raise ClusterUnreachable(
-            f"no cluster answers at {address}",
-            cause=str(error),
-            next=("hetero-llm serve", "check --address and RAY_ADDRESS"),
-        ) from error
+def detach() -> None:
+    """Leave the cluster this process is a driver of; nothing happens when it is of none."""
+    import ray
 
+    from hetero_llm.cluster.ray_private import forget_serve
 
-def _check_welcome(address: str) -> None:
-    from hetero_llm.cluster.ray_private import refusal
-
-    if _has_port(address) and (why := refusal(address, CONNECT_DEADLINE_S)):
-        raise ConnectionError(why)
-
-
-def _has_port(address: str) -> bool:
-    """Return whether this is ``host:port``; "auto" and "ray://…" are Ray's to resolve."""
-    return "/" not in address and address.rpartition(":")[2].isdecimal()
+    forget_serve()
+    ray.shutdown()
 
 
 def _reason(error: Exception) -> str:
@@ -233,34 +242,13 @@ def _reason(error: Exception) -> str:
     return next((line for line in reversed(lines) if re.match(r"[\w.]+(Error|Exception): ", line)), lines[0])
 
 
-def _where(address: str | None) -> tuple[str, str | None]:
-    records = tuple(record for record in state.live_records() if record.address)
-    wanted = address or os.environ.get("RAY_ADDRESS")
-    if wanted:
-        return wanted, next((record.temp_dir for record in records if record.address == wanted), None)
-    if not records:
-        raise NotRunning("nothing is being served from this machine", next=("hetero-llm serve",))
-    if len(records) > 1:
-        choices = tuple(f"--address {record.address}   # {', '.join(record.models)}" for record in records)
-        raise NotRunning(f"{len(records)} clusters run on this machine; name one", next=choices)
-    return records[0].address, records[0].temp_dir
-
-
 def _scheduler() -> Any:
     from hetero_llm.cluster.controller import start_scheduler
 
     return start_scheduler()
 
 
-def _use_token(temp_dir: str, *, create: bool) -> None:
-    token = Path(temp_dir) / "token"
-    if create:
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
-
-
-def _end_leftovers(temp_dir: str | None) -> None:
+def end_leftovers(temp_dir: str | None) -> None:
     """Kill what still runs of our own cluster and remove its files. Ray ends its processes; this is for the rest."""
     if temp_dir is None:
         return

@@ -21,7 +21,7 @@ from hetero_llm.cluster.stand_in import engine_launch
 from hetero_llm.cluster.state import state_dir
 from hetero_llm.errors import DeviceBusy
 from hetero_llm.model import Device
-from hetero_llm.plugin import Backend, EngineSpec
+from hetero_llm.plugin import Backend, EngineSpec, RootCausePattern
 from hetero_llm.plugin.manager import PluginManager
 from hetero_llm.scheduler.resources import USABLE_HEALTH
 
@@ -110,6 +110,14 @@ class EngineShare:
             self.engine.stop()
         if self._lease is not None:
             self._lease.release()
+
+
+def preflight_hints(
+    spec: ReplicaSpec, members: Sequence[Member], plugins: PluginManager
+) -> tuple[RootCausePattern, ...]:
+    """Return the patterns that put a collective library's codes into words: the engine's own, then the plugins'."""
+    launch = plugins.backend(spec.kind).engine(spec.engine(members, 0, 0, 0 if spec.nodes > 1 else None))
+    return (*launch.root_causes, *plugins.error_hints())
 
 
 def free_port(address: str) -> int:

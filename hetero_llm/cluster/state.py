@@ -1,4 +1,4 @@
-"""What is running on this machine, kept as one small file per `serve`, readable without Ray.
+"""What is running on this machine, kept as one small file per `serve`, lab or node, readable without Ray.
 
 A record is only a pointer (process id, address, URL). Its truth is the process: a record whose process is gone is
 removed by whoever reads it next.
@@ -25,13 +25,16 @@ RAY_DIR_PREFIX = "hetero-ray-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRecord:
-    """One `hetero-llm serve`.
+    """One `hetero-llm serve`, or another command that keeps a cluster or nodes of one up.
 
     Attributes:
         name: file name of the record, unique on the machine.
+        role: ``serve``, ``lab`` or ``node``.
         pid: the supervising process.
         address: Ray address of its cluster, empty until it is up.
-        temp_dir: Ray's temporary folder, which also holds the cluster's token.
+        temp_dir: Ray's temporary folder, made by this command.
+        token: file with the cluster's token; None means ``token`` in `temp_dir`.
+        nodes: names of the nodes this command keeps up, where it is not a `serve`.
         url: base URL of the gateway, None until it listens.
         ready: every replica asked for has generated a token.
         log: output of a detached `serve`, None in the foreground.
@@ -42,8 +45,11 @@ class ServeRecord:
     pid: int
     pid_created_unix_s: float
     started_unix_s: float
+    role: str = "serve"
     address: str = ""
     temp_dir: str | None = None
+    token: str | None = None
+    nodes: tuple[str, ...] = ()
     url: str | None = None
     models: tuple[str, ...] = ()
     ready: bool = False
@@ -59,11 +65,11 @@ def state_dir() -> Path:
     return path
 
 
-def new_record(name: str, *, started_unix_s: float, log: str | None = None) -> ServeRecord:
+def new_record(name: str, *, started_unix_s: float, log: str | None = None, role: str = "serve") -> ServeRecord:
     """Return a record for the calling process."""
     me = psutil.Process()
     return ServeRecord(
-        name=name, pid=me.pid, pid_created_unix_s=me.create_time(), started_unix_s=started_unix_s, log=log
+        name=name, pid=me.pid, pid_created_unix_s=me.create_time(), started_unix_s=started_unix_s, role=role, log=log
     )
 
 
@@ -73,6 +79,25 @@ def write_record(record: ServeRecord) -> None:
     draft = path.with_suffix(f".{record.pid}.tmp")
     draft.write_bytes(msgspec.json.encode(record))
     draft.replace(path)
+
+
+def claim_record(record: ServeRecord) -> bool:
+    """Write `record` unless a living process has one of this name; return whether it was written."""
+    known = read_record(record.name)
+    if known is not None:
+        if is_alive(known):
+            return False
+        _remove_after(known)
+    path = _record_path(record.name)
+    draft = path.with_suffix(f".{record.pid}.tmp")
+    draft.write_bytes(msgspec.json.encode(record))
+    try:
+        path.hardlink_to(draft)  # the one step of which only one of two can succeed
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
 
 
 def update_record(record: ServeRecord, **changes: Any) -> ServeRecord:
@@ -96,7 +121,26 @@ def read_record(name: str) -> ServeRecord | None:
 
 
 def live_records() -> tuple[ServeRecord, ...]:
-    """Return the records of living processes, oldest first; records of dead ones without an error are removed."""
+    """Return the records of each `serve` that lives, oldest first; records of dead processes are removed."""
+    return tuple(record for record in all_live_records() if record.role == "serve")
+
+
+def running_clusters() -> dict[str, ServeRecord]:
+    """Return the clusters this machine takes part in by address: of several records of one, the one with its token."""
+    known: dict[str, ServeRecord] = {}
+    for record in all_live_records():
+        if record.address and (record.address not in known or token_path(known[record.address]) is None):
+            known[record.address] = record
+    return known
+
+
+def token_path(record: ServeRecord) -> str | None:
+    """Return the file with the token of a record's cluster; None when this machine does not keep it."""
+    return record.token or (str(Path(record.temp_dir) / "token") if record.temp_dir else None)
+
+
+def all_live_records() -> tuple[ServeRecord, ...]:
+    """Return the records of all living processes, whatever their role, oldest first."""
     alive = []
     for path in _records_dir().glob("*.json"):
         record = read_record(path.stem)

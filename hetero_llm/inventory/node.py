@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
 
 from hetero_llm.errors import InventoryInvalid
-from hetero_llm.inventory.override import overridden_kinds, override
+from hetero_llm.inventory.override import node_name, overridden_kinds, override
 from hetero_llm.inventory.probe import DEADLINE_S, Probe, probe_kinds
 from hetero_llm.model import SCHEMA_VERSION, Inventory, NodeInventory, from_data
 from hetero_llm.plugin.manager import PluginManager
 
 
-def local_inventories(manager: PluginManager, deadline_s: float = DEADLINE_S) -> tuple[NodeInventory, ...]:
+def local_inventories(
+    manager: PluginManager, deadline_s: float = DEADLINE_S, kinds: Collection[str] = ()
+) -> tuple[NodeInventory, ...]:
     """Return this machine as one node per kind that has devices or problems, ascending by kind.
 
-    An override replaces the discovery of its kind. The node is named after the host, with the kind appended when
-    there are several.
+    An override replaces the discovery of its kind. The node is named by ``HETERO_LLM_NODE_NAME``, else after the host,
+    with the kind appended when there are several.
+
+    Args:
+        kinds: only these; empty for all.
 
     Raises:
         OverrideInvalid: an override variable cannot be read.
     """
-    faked = {kind: Probe(discovery=found) for kind in overridden_kinds() if (found := override(kind)) is not None}
-    probes = probe_kinds([kind for kind in manager.kinds() if kind not in faked], deadline_s) | faked
-    present = {kind: probe for kind, probe in sorted(probes.items()) if _is_present(probe)}
-    host, address = socket.gethostname(), local_address()
+    wanted = [kind for kind in {*manager.kinds(), *overridden_kinds()} if not kinds or kind in kinds]
+    found = discover_kinds(wanted, deadline_s=deadline_s)
+    present = {kind: probe for kind, probe in sorted(found.items()) if _is_present(probe)}
+    name, host, address = node_name(), socket.gethostname(), local_address()
     return tuple(
         NodeInventory(
-            node=host if len(present) == 1 else f"{host}-{kind}",
+            node=name if len(present) == 1 else f"{name}-{kind}",
             host=host,
             address=address,
             kind=kind,
@@ -42,17 +49,33 @@ def local_inventories(manager: PluginManager, deadline_s: float = DEADLINE_S) ->
     )
 
 
+def discover_kinds(
+    kinds: Collection[str], environ: Mapping[str, str] = os.environ, deadline_s: float = DEADLINE_S
+) -> dict[str, Probe]:
+    """Return what a machine with `environ` has of each kind: what its override says, else what its backend finds.
+
+    Raises:
+        OverrideInvalid: an override variable cannot be read.
+    """
+    overrides = ((kind, override(kind, environ)) for kind in kinds)
+    faked = {kind: Probe(discovery=found) for kind, found in overrides if found is not None}
+    return probe_kinds([kind for kind in kinds if kind not in faked], deadline_s, environ) | faked
+
+
 def _is_present(probe: Probe) -> bool:
     return bool(probe.discovery.devices or probe.discovery.problems)
 
 
-def local_address() -> str:
-    """Return the IPv4 address this machine uses towards others; loopback when it has no route."""
+def local_address(towards: str = "192.0.2.1") -> str:
+    """Return the IPv4 address this machine uses towards others; loopback when it has no route.
+
+    Args:
+        towards: host that is to reach it; the default is a documentation address (RFC 5737) that nobody has.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Connecting a datagram socket sends nothing; it only makes the kernel choose the source address. The
-            # target is a documentation address (RFC 5737) that nobody has.
-            probe.connect(("192.0.2.1", 9))
+            # Connecting a datagram socket sends nothing; it only makes the kernel choose the source address.
+            probe.connect((towards, 9))
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])

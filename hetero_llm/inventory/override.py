@@ -20,6 +20,8 @@ from hetero_llm.model import Device, Health
 from hetero_llm.plugin import Discovery
 
 PREFIX = "HETERO_LLM_OVERRIDE_"
+NODE_NAME_ENV = "HETERO_LLM_NODE_NAME"
+"""Name of this machine as a node; default: its host name. Uids of pretended devices are made from it."""
 _KEYS = ("count", "type", "memory", "free", "engine")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -60,12 +62,12 @@ def override(kind: str, environ: Mapping[str, str] = os.environ) -> Discovery | 
     free_bytes = _bytes(variable, "free", fields)
     free_bytes = memory_bytes if free_bytes is None else free_bytes
     _check_engine(variable, fields)
-    host = socket.gethostname()
+    name = node_name(environ)
     devices = (
         Device(
             kind=kind,
             accelerator=accelerator,
-            uid=f"{_UID}{host}-{kind}-{index}",
+            uid=f"{_UID}{name}-{kind}-{index}",
             index=index,
             memory_bytes=memory_bytes,
             free_bytes=free_bytes,
@@ -76,6 +78,11 @@ def override(kind: str, environ: Mapping[str, str] = os.environ) -> Discovery | 
         for index in range(count)
     )
     return Discovery(devices=tuple(devices), source=variable)
+
+
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the name of this machine as a node."""
+    return environ.get(NODE_NAME_ENV, "").strip() or socket.gethostname()
 
 
 def pretended_only(device: Device) -> bool:

@@ -42,8 +42,10 @@ def probe_kind(kind: str, deadline_s: float = DEADLINE_S) -> Discovery:
     return probe_kinds((kind,), deadline_s)[kind].discovery
 
 
-def probe_kinds(kinds: Iterable[str], deadline_s: float = DEADLINE_S) -> dict[str, Probe]:
-    """Probe all `kinds` at the same time; the deadline holds for each from the common start.
+def probe_kinds(
+    kinds: Iterable[str], deadline_s: float = DEADLINE_S, environ: Mapping[str, str] = os.environ
+) -> dict[str, Probe]:
+    """Probe all `kinds` at the same time, with `environ`; the deadline holds for each from the common start.
 
     Never raises for what a backend does. When this is interrupted, every child is killed with its process group.
     """
@@ -52,7 +54,7 @@ def probe_kinds(kinds: Iterable[str], deadline_s: float = DEADLINE_S) -> dict[st
         children: dict[str, _Child] = {}
         try:
             for kind in kinds:
-                children[kind] = _Child(kind, Path(folder))
+                children[kind] = _Child(kind, Path(folder), environ)
             return {kind: child.result(deadline, deadline_s) for kind, child in children.items()}
         finally:
             for child in children.values():
@@ -62,11 +64,11 @@ def probe_kinds(kinds: Iterable[str], deadline_s: float = DEADLINE_S) -> dict[st
 class _Child:
     """One running probe. Output goes to files: a grandchild that keeps a pipe open could block a reader for ever."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, environ: Mapping[str, str]) -> None:
         self._kind = kind
         self._stdout, self._stderr = folder / f"{kind}.stdout", folder / f"{kind}.stderr"
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
-            self._process = _start(kind, out, err)
+            self._process = _start(kind, out, err, environ)
 
     def result(self, deadline: float, deadline_s: float) -> Probe:
         try:
@@ -114,9 +116,9 @@ class _Child:
         return lines[-1].strip() if lines else ""
 
 
-def _start(kind: str, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(kind: str, out: IO[bytes], err: IO[bytes], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "hetero_llm.inventory.probe", kind]
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, process_group=0)
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(environ), process_group=0)
 
 
 def main(kind: str) -> None:

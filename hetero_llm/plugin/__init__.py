@@ -1,5 +1,6 @@
 """The plugin API: the only package of hetero-llm that a backend imports. Versioned by `API_VERSION`."""
 
+from hetero_llm.errors import EngineUnfit
 from hetero_llm.model import Device, Health, ModelFacts, PoolWish, Problem, Rejection
 from hetero_llm.plugin.backend import API_VERSION, Backend, Check, DeviceUsage, Discovery
 from hetero_llm.plugin.engine import SHM_PREFIX_ENV, EngineFact, EngineLaunch, EngineSpec, PhaseMarker, RootCausePattern
@@ -17,6 +18,7 @@ __all__ = [
     "EngineFact",
     "EngineLaunch",
     "EngineSpec",
+    "EngineUnfit",
     "GroupSetup",
     "GroupSpec",
     "Health",

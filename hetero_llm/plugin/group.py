@@ -46,6 +46,7 @@ class GroupSetup:
         rank_env: variables of each rank, by position; they are set before the rank's process starts.
         preflight_argv: program run once per rank with its `rank_env` before the engine starts. The ranks meet over
             `torch_backend`, all-reduce a known vector and exit 0, or print one line of cause on stderr and exit 1.
+            ``python -m hetero_llm.plugin.preflight`` is such a program for every backend of torch.distributed.
             None when a group of this shape needs no pre-flight (one rank).
         env_remove: variables that must not reach the ranks.
     """

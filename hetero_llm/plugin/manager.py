@@ -99,10 +99,13 @@ class PluginManager:
         checks: list[Check] = []
         for backend in [self.backend(kind) for kind in kinds] or self.backends():
             checks += _checked(backend.kind, backend.doctor)
-        if not kinds:
-            checks += [_failed_plugin_check(record) for record in self._records if record.status == "failed"]
-            for name, checks_of in self._plugins.of("hetero_llm_doctor_checks"):
-                checks += _checked(name, checks_of)
+        return (*checks, *(() if kinds else self.common_checks()))
+
+    def common_checks(self) -> tuple[Check, ...]:
+        """Run and return what belongs to no backend: plugins' own checks, and one failing check per failed plugin."""
+        checks = [_failed_plugin_check(record) for record in self._records if record.status == "failed"]
+        for name, checks_of in self._plugins.of("hetero_llm_doctor_checks"):
+            checks += _checked(name, checks_of)
         return tuple(checks)
 
     def error_hints(self) -> tuple[RootCausePattern, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from hetero_llm.model import Device, Health, ModelFacts, NodeInventory, PoolWish, Rejection
 from hetero_llm.scheduler.rules import KindRules
@@ -22,8 +22,14 @@ def node(
     failed: Collection[int] = (),
     per_card: int = 1,
     alive: bool = True,
+    host: str | None = None,
+    islands: Sequence[Collection[int]] = (),
+    link: str = "nvlink",
+    numa: Sequence[int] = (),
+    labels: Mapping[str, str] | None = None,
+    **versions: str,
 ) -> NodeInventory:
-    """Return a node with `count` equal devices; `held` and `failed` go by index."""
+    """Return a node with `count` equal devices. `held`, `failed`, and the `islands` that `link` joins, go by index."""
     devices = tuple(
         Device(
             kind=kind,
@@ -34,11 +40,22 @@ def node(
             memory_bytes=int(memory_gib * GIB),
             free_bytes=None if free_gib is None else int(free_gib * GIB),
             health=Health.FAILED if index in failed else Health.OK,
+            numa=numa[index] if numa else None,
+            links={str(peer): link for island in islands if index in island for peer in island if peer != index},
             held_by=(held or {}).get(index),
         )
         for index in range(count)
     )
-    return NodeInventory(node=name, host=name, address="10.0.0.1", kind=kind, devices=devices, alive=alive)
+    return NodeInventory(
+        node=name,
+        host=host or name,
+        address="10.0.0.1",
+        kind=kind,
+        devices=devices,
+        alive=alive,
+        versions=versions,
+        labels=labels or {},
+    )
 
 
 def model(

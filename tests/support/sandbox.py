@@ -45,6 +45,7 @@ class Sandbox:
         }
         self._shm_before = _shared_memory()
         self._started: list[Serve] = []
+        self._background: list[subprocess.Popen[bytes]] = []
 
     def run(self, *args: str, timeout_s: float = 120.0, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a `hetero-llm` command to its end."""
@@ -71,6 +72,22 @@ class Sandbox:
         self._started.append(serve)
         return serve
 
+    def start(self, *args: str, **env: str) -> subprocess.Popen[bytes]:
+        """Start a `hetero-llm` command in the background; its words go to ``<verb>-….err`` in the sandbox."""
+        log = self.root / f"{args[0]}-{uuid.uuid4().hex[:6]}.err"
+        argv = [sys.executable, "-m", "hetero_llm.cli", *args]
+        with log.open("wb") as out:
+            started = subprocess.Popen(
+                argv,
+                env={**self.env, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self._background.append(started)
+        return started
+
     def processes(self) -> list[psutil.Process]:
         """Return the living processes that carry this sandbox's mark."""
         found = []
@@ -95,6 +112,8 @@ class Sandbox:
             serve.end()
         for process in self.processes():
             process.kill()
+        for started in self._background:
+            started.wait()
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _left(self) -> list[str]:

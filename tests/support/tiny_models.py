@@ -30,6 +30,8 @@ class Recipe:
 RECIPES = {
     # Head size 64: TP 1 and 2 work on CPU.
     "tiny-qwen2": Recipe(hidden_size=256, intermediate_size=512, heads=4, kv_heads=2, layers=4),
+    # One KV head: with TP 2 both ranks hold it.
+    "tiny-mqa": Recipe(hidden_size=256, intermediate_size=512, heads=4, kv_heads=1, layers=3),
     # Head size 16: no CPU attention kernel has it; an engine that gets it dies at its first step.
     "head16": Recipe(hidden_size=64, intermediate_size=128, heads=4, kv_heads=2, layers=2),
 }

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from hetero_llm_cpu import engine
-from hetero_llm_cpu.group import group, interface_of
+from hetero_llm_cpu.group import group
 from hetero_llm_cpu.plugin import CpuBackend
 
 from hetero_llm.plugin import Device, EngineSpec, GroupSpec, ModelFacts, PoolWish, RankSpec
 from hetero_llm.plugin.flags import engine_flags
+from hetero_llm.plugin.interfaces import interface_of
 
 GIB = 1 << 30
 
@@ -151,7 +152,8 @@ def test_local_ranks_are_counted_per_node() -> None:
 def test_a_single_rank_needs_no_preflight() -> None:
     assert group(group_spec(rank(0))).preflight_argv is None
     assert group(group_spec(rank(0), rank(1))).preflight_argv == (
-        sys.executable, "-m", "hetero_llm_cpu.preflight", "20",
+        sys.executable, "-m", "hetero_llm.plugin.preflight",
+        "--backend", "gloo", "--device", "cpu", "--deadline-s", "20",
     )  # fmt: skip
 
 

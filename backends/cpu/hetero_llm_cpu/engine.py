@@ -6,10 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hetero_llm.plugin import Device, EngineLaunch, EngineSpec
-from hetero_llm.plugin.flags import engine_flags
+from hetero_llm.plugin import Device, EngineLaunch, EngineSpec, vllm_flags
 from hetero_llm_cpu import log, topology
-from hetero_llm_cpu.group import interface_of
 
 OTHER_VISIBLE_ENVS = (
     "CUDA_VISIBLE_DEVICES",
@@ -21,16 +19,9 @@ OTHER_VISIBLE_ENVS = (
     "ZE_AFFINITY_MASK",
 )
 _STALE = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK_TABLE_FILE",
+    *vllm_flags.STALE_ENVS,
     "VLLM_CPU_KVCACHE_SPACE",
     "VLLM_PLUGINS",
-    "VLLM_USE_V1",
     "OMP_NUM_THREADS",
     "OMP_PLACES",
     "OMP_PROC_BIND",
@@ -53,7 +44,7 @@ def engine(spec: EngineSpec) -> EngineLaunch:
 
     The environment pins each rank's OpenMP threads to its own cores; `cores` lets the core pin the whole tree.
     """
-    local = _local_devices(spec)
+    local = vllm_flags.local_devices(spec)
     return EngineLaunch(
         argv=(sys.executable, "-m", "hetero_llm_cpu.vllm_entry", "serve", spec.model_path, *_flags(spec)),
         env=_env(spec, local),
@@ -83,37 +74,15 @@ def _openmp_cpus(device: Device, root: Path) -> tuple[int, ...]:
     return cpus[:-1] if without_smt and len(cpus) >= _RESERVE_FROM_CORES else cpus
 
 
-def _local_devices(spec: EngineSpec) -> tuple[Device, ...]:
-    """Return the devices of this node's ranks; vLLM wants a binding for exactly those."""
-    per_node = spec.tp * spec.pp // spec.node_count
-    start = spec.node_rank * per_node
-    return spec.devices[start : start + per_node] if len(spec.devices) > per_node else spec.devices
-
-
 def _flags(spec: EngineSpec) -> tuple[str, ...]:
     return (
-        *("--host", spec.host, "--port", str(spec.port)),
-        *("--served-model-name", spec.served_name),
-        *("--tensor-parallel-size", str(spec.tp), "--pipeline-parallel-size", str(spec.pp)),
-        # Left unset, vLLM picks ray inside a placement group, and that does not work on CPU.
-        *("--distributed-executor-backend", "mp"),
-        *("--max-model-len", str(spec.max_model_len), "--dtype", spec.dtype),
+        *vllm_flags.serve_flags(spec),
         # Without this vLLM takes a share of NUMA node 0, whoever else lives there.
         *("--kv-cache-memory-bytes", str(_kv_cache_bytes(spec))),
         # Compiling takes minutes on few cores and gains little there.
         "--enforce-eager",
-        *_node_flags(spec),
-        *engine_flags(spec.options),
-        *spec.extra_args,
+        *vllm_flags.user_flags(spec),
     )
-
-
-def _node_flags(spec: EngineSpec) -> tuple[str, ...]:
-    if spec.node_count == 1:
-        return ()
-    flags = ("--nnodes", str(spec.node_count), "--node-rank", str(spec.node_rank))
-    master = ("--master-addr", str(spec.master_address), "--master-port", str(spec.master_port))
-    return (*flags, *master, *(("--headless",) if spec.node_rank > 0 else ()))
 
 
 def _kv_cache_bytes(spec: EngineSpec) -> int:
@@ -124,19 +93,8 @@ def _kv_cache_bytes(spec: EngineSpec) -> int:
 
 
 def _env(spec: EngineSpec, local: Sequence[Device]) -> dict[str, str]:
-    env = {
+    return {
         **device_env(local),
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_LOGGING_COLOR": "0",
-        "NO_COLOR": "1",
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
+        **vllm_flags.serve_env(spec),
+        **vllm_flags.interface_env(spec, "GLOO_SOCKET_IFNAME"),
     }
-    if Path(spec.model_path).is_dir():
-        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if spec.node_count == 1:
-        # All ranks are here: no name service or outer network takes part in their meeting.
-        env |= {"VLLM_HOST_IP": "127.0.0.1"}
-    interface = interface_of("127.0.0.1" if spec.node_count == 1 else spec.master_address or "")
-    return env | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})

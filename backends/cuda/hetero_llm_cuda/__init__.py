@@ -1,0 +1,1 @@
+"""hetero-llm's NVIDIA backend."""
