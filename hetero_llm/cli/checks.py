@@ -1,9 +1,12 @@
-"""The doctor's checks that belong to no kind: Python, Ray, disks, folders."""
+"""The doctor's checks that belong to no kind: Python, Ray and its token, disks, folders, limits of the process."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import resource
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,14 +18,19 @@ from hetero_llm.plugin import Check
 MIN_PYTHON = (3, 11)
 MIN_CACHE_FREE_BYTES = 1 << 30
 MIN_SHM_FREE_BYTES = 256 << 20
+MIN_DOWNLOAD_FREE_BYTES = 4 << 30
+MIN_OPEN_FILES = 4096
 SOCKET_PATH_LIMIT = 107
 """Bytes in the path of a Unix socket on Linux."""
 RAY_SOCKET_SUFFIX = len("/hetero-ray-xxxxxxxx/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 
 
 def general_checks() -> tuple[Check, ...]:
-    """Run all of them on this machine."""
-    return tuple(check() for check in _CHECKS)
+    """Run all checks of this machine that need no look at its devices."""
+    from hetero_llm.cli.checks_network import network_checks
+    from hetero_llm.cli.checks_software import software_checks
+
+    return (*(check() for check in _CHECKS), *software_checks(), *network_checks())
 
 
 def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
@@ -46,6 +54,55 @@ def check_ray() -> Check:
     return Check(
         name="ray", ok=ok, text=f"ray {found}, wanted {wanted}", next=() if ok else (f"pip install '{wanted}'",)
     )
+
+
+def check_token(path: Path | None = None) -> Check:
+    """Return whether the token of Ray clusters can be read by its owner, and by nobody else.
+
+    Args:
+        path: default: ``RAY_AUTH_TOKEN_PATH``, else where Ray itself looks.
+    """
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = path or Path(named or "~/.ray/auth_token").expanduser()
+    try:
+        mode = path.stat().st_mode
+        content = path.read_bytes().strip()
+    except FileNotFoundError:
+        if not named:
+            return Check(name="ray-token", ok=True, text="no token kept here; a cluster started here makes its own")
+        advice = ("unset RAY_AUTH_TOKEN_PATH", "copy the token of the cluster's head there")
+        return Check(name="ray-token", ok=False, text=f"RAY_AUTH_TOKEN_PATH={named} does not exist", next=advice)
+    except OSError as error:
+        return Check(name="ray-token", ok=False, text=f"{path} cannot be read: {error.strerror}", next=("ls -l",))
+    if not content:
+        return Check(name="ray-token", ok=False, text=f"{path} is empty", next=(f"rm {path}",))
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        text = f"{path} is open to others (mode {stat.S_IMODE(mode):04o}): whoever reads it may run code here"
+        return Check(name="ray-token", ok=False, text=text, next=(f"chmod 600 {path}",))
+    return Check(name="ray-token", ok=True, text=f"{path} is there, for its owner only")
+
+
+def check_open_files(soft: int | None = None) -> Check:
+    """Return whether a process may open enough files: each stream, peer and worker takes one.
+
+    Args:
+        soft: the limit; default: that of this process.
+    """
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if soft is None else soft
+    ok = soft == resource.RLIM_INFINITY or soft >= MIN_OPEN_FILES
+    shown = "no limit of" if soft == resource.RLIM_INFINITY else str(soft)
+    text = f"{shown} open files per process, {MIN_OPEN_FILES} wanted"
+    advice = ("ulimit -n 65536", "in a container: --ulimit nofile=65536")
+    return Check(name="open-files", ok=ok, text=text, next=() if ok else advice)
+
+
+def check_downloads() -> Check:
+    """Return whether models from a hub have room; too little is a note, since a model may be small."""
+    from hetero_llm.models.hub import hub_cache_dir
+
+    advice = "set HF_HOME to a larger disk"
+    check = check_space("downloads", hub_cache_dir(), MIN_DOWNLOAD_FREE_BYTES, advice)
+    return dataclasses.replace(check, ok=check.ok or None)
 
 
 def check_cache() -> Check:
@@ -92,4 +149,14 @@ def check_temp(folder: str | None = None) -> Check:
     return Check(name="temp", ok=ok, text=text, next=() if ok else ("set TMPDIR to a shorter path, for example /tmp",))
 
 
-_CHECKS: tuple[Callable[[], Check], ...] = (check_python, check_ray, check_cache, check_shm, check_state, check_temp)
+_CHECKS: tuple[Callable[[], Check], ...] = (
+    check_python,
+    check_ray,
+    check_token,
+    check_cache,
+    check_downloads,
+    check_shm,
+    check_open_files,
+    check_state,
+    check_temp,
+)

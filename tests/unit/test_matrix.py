@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
+from hetero_llm_ascend.chip import accelerator_name as ascend_name
+from hetero_llm_cuda.names import accelerator_name as cuda_name
 
 from hetero_llm.errors import MatrixInvalid
 from hetero_llm.matrix import Level, load_matrix, parse_matrix
@@ -49,6 +52,74 @@ def test_every_verified_claim_names_a_test_that_exists() -> None:
     for claim in (e for e in evidence if e.level is Level.VERIFIED):
         file, _, test = claim.source.partition("::")
         assert f"def {test}(" in (ROOT / file).read_text()
+
+
+NVIDIA = ("A10", "A100-40GB", "A100-80GB", "L4", "L20", "L40S", "H20", "H100-80GB", "H100-PCIe", "H200", "RTX-4090")
+ASCEND = ("910B1", "910B2", "910B3", "910B4", "910B4-1", "910_9391", "910_9392", "310P3", "950PR", "950DT")
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(("kind", "accelerators"), [("cuda", NVIDIA), ("ascend", ASCEND)])
+def test_the_accelerators_the_product_is_named_for_are_listed(kind: str, accelerators: tuple[str, ...]) -> None:
+    assert [name for name in accelerators if load_matrix().find(kind, name) is None] == []
+
+
+def test_no_claim_is_from_the_future() -> None:
+    rows = load_matrix().entries
+    days = [e.date for row in rows for e in (*row.evidence, *(e for v in row.versions for e in v.evidence))]
+    assert max(days) <= datetime.date.today() + datetime.timedelta(days=1)
+
+
+def test_every_name_a_vendors_tool_prints_leads_to_its_row_by_the_backends_own_rule() -> None:
+    named = [(entry, name) for entry in load_matrix().entries for name in entry.names]
+    rules = {
+        "cuda": lambda entry, name: cuda_name(name, entry.memory_bytes),
+        "ascend": lambda _, name: ascend_name(name),
+    }
+    wrong = [
+        (name, rules[entry.kind](entry, name))
+        for entry, name in named
+        if entry.kind in rules and rules[entry.kind](entry, name) != entry.accelerator
+    ]
+    assert wrong == []
+    assert {"cuda", "ascend"} <= {entry.kind for entry, _ in named}
+
+
+@pytest.mark.parametrize(
+    ("kind", "resource", "variable", "collective"),
+    [("cuda", "GPU", "CUDA_VISIBLE_DEVICES", "nccl"), ("ascend", "NPU", "ASCEND_RT_VISIBLE_DEVICES", "hccl")],
+)
+def test_the_rows_of_a_kind_agree_with_its_backend(kind: str, resource: str, variable: str, collective: str) -> None:
+    rows = [row for row in load_matrix().entries if row.kind == kind]
+    assert {(row.native_resource, row.visible_devices_env, row.collective) for row in rows} == {
+        (resource, variable, collective)
+    }
+
+
+def test_the_two_dies_of_an_a3_card_go_together_and_no_others_do() -> None:
+    paired = {row.accelerator for row in load_matrix().entries if row.pairing == "card"}
+    assert paired == {f"910_{die}" for die in ("9362", "9372", "9381", "9382", "9391", "9392")}
+
+
+def test_a_910b4_and_a_910b4_1_differ_in_memory() -> None:
+    small, large = (load_matrix().find("ascend", name) for name in ("910B4", "910B4-1"))
+    assert small is not None
+    assert large is not None
+    assert (small.memory_bytes, large.memory_bytes) == (32 * GIB, 64 * GIB)
+
+
+def test_x6_every_set_of_the_ascend_plugin_has_vllm_of_the_same_release() -> None:
+    sets = [known for row in load_matrix().entries if row.kind == "ascend" for known in row.versions]
+    assert sets
+    assert all(known.plugin == known.vllm for known in sets)
+
+
+def test_figures_are_of_a_possible_size() -> None:
+    for row in load_matrix().entries:
+        assert row.memory_bytes is None or 8 * GIB <= row.memory_bytes <= 1024 * GIB
+        assert row.memory_bandwidth_bytes_per_s is None or 10**11 <= row.memory_bandwidth_bytes_per_s <= 10**13
+        assert row.bf16_flops is None or 10**13 <= row.bf16_flops <= 10**16
+        assert row.fp8_flops is None or row.bf16_flops is None or row.bf16_flops <= row.fp8_flops
 
 
 def test_a_minimal_row_with_evidence_is_accepted() -> None:
