@@ -72,10 +72,14 @@ class Sandbox:
         self._started.append(serve)
         return serve
 
-    def start(self, *args: str, **env: str) -> subprocess.Popen[bytes]:
-        """Start a `hetero-llm` command in the background; its words go to ``<verb>-….err`` in the sandbox."""
+    def start(self, *args: str, cores: str | None = None, **env: str) -> subprocess.Popen[bytes]:
+        """Start a `hetero-llm` command in the background; its words go to ``<verb>-….err`` in the sandbox.
+
+        `cores` (``0,1``) are all it may use; a CPU node has only those.
+        """
         log = self.root / f"{args[0]}-{uuid.uuid4().hex[:6]}.err"
-        argv = [sys.executable, "-m", "hetero_llm.cli", *args]
+        pinned = ("taskset", "-c", cores) if cores else ()
+        argv = [*pinned, sys.executable, "-m", "hetero_llm.cli", *args]
         with log.open("wb") as out:
             started = subprocess.Popen(
                 argv,
