@@ -325,7 +325,7 @@ class GroupPreflightFailed(HeteroError):
 
 
 class EngineUnfit(HeteroError):
-    """The engine installed on the node cannot run: its device plugin was made for another engine version."""
+    """The engine can't run here: its device plugin is for another version of it, or the devices can form no group."""
 
     code = "HL504"
 
