@@ -102,8 +102,9 @@ class PoolConfig(_Section):
     kind: str = Field(description="backend kind, for example cuda, ascend, cpu")
     accelerator: str | None = Field(None, description="only this accelerator type, for example 910B2")
     tp: CountOrAuto = Field(1, description="tensor-parallel size")
-    pp: PositiveInt = Field(1, description="pipeline-parallel size")
+    pp: PositiveInt = Field(1, description="pipeline-parallel size; left out with tp auto: what is needed")
     replicas: Replicas = Field(1, description="number, auto, or {min, max}")
+    labels: dict[str, str] = Field({}, description="labels a node must have, for example {zone: east}")
 
 
 class EngineConfig(_Section):

@@ -64,6 +64,14 @@ def size_bytes(text: str) -> int:
     return number
 
 
+def label(text: str) -> tuple[str, str]:
+    """Return the two halves of ``KEY=VALUE``; what click calls for such an option."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not key or not equals or not value:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
 def output_option(function: F) -> F:
     """Add ``-o table|json|plain``."""
     choice = click.Choice([str(item) for item in Format])
@@ -107,7 +115,12 @@ def choice_options(function: F) -> F:
 
 _CHOICES = (
     click.option("--tp", type=count_or_auto, metavar="N|auto", help="Tensor-parallel size. Default: 1."),
-    click.option("--pp", type=click.IntRange(min=1), metavar="N", help="Pipeline-parallel size. Default: 1."),
+    click.option(
+        "--pp",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Pipeline-parallel size. Default: 1, or what --tp auto needs.",
+    ),
     click.option(
         "--replicas", type=count_or_auto, metavar="N|auto", help="Number of replicas; auto: as many as fit. Default: 1."
     ),
@@ -115,6 +128,14 @@ _CHOICES = (
         "--kind", "kinds", multiple=True, metavar="KIND", help="Only this kind of device; may be given several times."
     ),
     click.option("--accelerator", metavar="TYPE", help="Only this accelerator type, for example 910B2."),
+    click.option(
+        "--label",
+        "labels",
+        type=label,
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Only nodes with this label, for example host=box-1; may be given several times.",
+    ),
     click.option("--max-model-len", type=click.IntRange(min=1), metavar="TOKENS", help="Context length to serve."),
     click.option("--kv-cache-bytes", type=size_bytes, metavar="SIZE", help="KV cache per device, for example 512MiB."),
     click.option(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from hetero_llm.cli.render import Table, size
+from hetero_llm.cli.render import Table, marked, size
 from hetero_llm.cli.requests import ModelRequest
 from hetero_llm.errors import PlanInfeasible
 from hetero_llm.model import Device, ModelFacts, NodeInventory, Plan, PoolWish, Rejection, ReplicaPlan
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 ANY = "*"
 """In a rejection: all nodes, kinds or accelerators."""
+
+_KV_DTYPE_FLAG = "--kv-cache-dtype"
+_NODES_SHOWN = 3
 
 PlanWish = Callable[[PoolWish, Sequence[NodeInventory]], Plan]
 
@@ -38,7 +42,16 @@ def plan_request(
 
     facts = replace(facts, name=request.name or facts.name)
     matrix = load_matrix()
-    return merge_plans(request.wishes, nodes, lambda wish, free: make_plan(facts, wish, free, rules, matrix))
+    wishes = [replace(wish, kv_cache_dtype=_kv_cache_dtype(request) or wish.kv_cache_dtype) for wish in request.wishes]
+    return merge_plans(wishes, nodes, lambda wish, free: make_plan(facts, wish, free, rules, matrix))
+
+
+def _kv_cache_dtype(request: ModelRequest) -> str | None:
+    """Return the cache type among the engine's flags, where the last one wins; it decides how much a token takes."""
+    args = request.engine_args
+    found = [after for flag, after in pairwise(args) if flag == _KV_DTYPE_FLAG]
+    found += [arg.partition("=")[2] for arg in args if arg.startswith(f"{_KV_DTYPE_FLAG}=")]
+    return found[-1] if found else None
 
 
 def merge_plans(wishes: Sequence[PoolWish], nodes: Sequence[NodeInventory], plan_wish: PlanWish) -> Plan:
@@ -124,11 +137,22 @@ def plan_tables(plan: Plan) -> tuple[Table, Table]:
     )
     refusals = Table(
         ("node", "kind", "accelerator", "rule", "reason"),
-        tuple((item.node, item.kind, item.accelerator, item.rule, item.reason) for item in plan.rejections),
+        tuple(_refusal_row(list(alike)) for _, alike in groupby(plan.rejections, key=_but_for_the_node)),
         title="refused",
         empty="nothing was refused",
     )
     return replicas, refusals
+
+
+def _but_for_the_node(item: Rejection) -> tuple[str, str, str, str]:
+    return (item.kind, item.accelerator, item.rule, item.reason)
+
+
+def _refusal_row(alike: Sequence[Rejection]) -> tuple[object, ...]:
+    """Nodes that follow each other and are refused for the same reason share a row: a rack is one line, not forty."""
+    more = len(alike) - _NODES_SHOWN
+    nodes = ", ".join(item.node for item in alike[:_NODES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return (nodes, *_but_for_the_node(alike[0]))
 
 
 def _replica_row(replica: ReplicaPlan) -> tuple[object, ...]:
@@ -139,7 +163,7 @@ def _replica_row(replica: ReplicaPlan) -> tuple[object, ...]:
     return (
         replica.id,
         replica.kind,
-        replica.accelerator,
+        marked(replica.accelerator, replica.simulated),
         *shape,
         nodes,
         devices,

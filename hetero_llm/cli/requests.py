@@ -28,6 +28,7 @@ class Choices:
     max_model_len: int | None = None
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float | None = None
+    labels: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Choices:
@@ -43,8 +44,13 @@ class Choices:
         for name in ("tp", "replicas"):
             if getattr(self, name) is not None:
                 changes[name] = auto_is_none(getattr(self, name))
+        if self.tp == "auto" and self.pp is None and wish.pp == 1:
+            # Whoever leaves the size to the planner wants a pipeline rather than no place at all.
+            changes["pp"] = None
         if self.kinds:
             changes["kinds"] = self.kinds
+        if self.labels:
+            changes["labels"] = {**wish.labels, **dict(self.labels)}
         return replace(wish, **changes)
 
 
@@ -142,7 +148,8 @@ def _pool_wish(pool: PoolConfig, common: PoolWish) -> PoolWish:
         kinds=(pool.kind,),
         accelerator=pool.accelerator,
         tp=auto_is_none(pool.tp),
-        pp=pool.pp,
+        pp=None if pool.tp == "auto" and "pp" not in pool.model_fields_set else pool.pp,
+        labels=pool.labels,
         replicas=auto_is_none(replicas) if isinstance(replicas, int | str) else replicas.min,
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from hetero_llm.model import ModelFacts
+from hetero_llm.model import ModelFacts, WeightShares
 
 DEFAULT_ALIAS = "smollm2-135m"
 """Served when no model is named."""
@@ -95,6 +95,17 @@ ALIASES: Mapping[str, Alias] = {
                 vocab_size=49_152,
                 max_model_len=8192,
                 dtype="bfloat16",
+                active_parameters=134_515_008,
+                weights=WeightShares(
+                    embedding_bytes=56_623_104,
+                    output_bytes=0,
+                    tied=True,
+                    layers_bytes=212_405_760,
+                    largest_layer_bytes=7_080_192,
+                    kv_bytes=13_271_040,
+                    whole_bytes=69_120,
+                    other_bytes=1152,
+                ),
             ),
         ),
     )

@@ -3,40 +3,88 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hetero_llm.errors import ModelFolderInvalid
 from hetero_llm.model import ModelFacts
-from hetero_llm.models.geometry import read_geometry
-from hetero_llm.models.tensors import read_totals, weight_files
+from hetero_llm.models.geometry import Geometry, read_geometry
+from hetero_llm.models.shares import loaded, parameter_counts, weight_shares
+from hetero_llm.models.tensors import Tensor, main_dtype, read_index, read_tensors, weight_files
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
 _TOKENIZER_PATTERNS = ("*.tiktoken", "tokenizer.model.v*", "tokenization_*.py")
 
 
-def read_facts(path: Path, name: str, source: str) -> ModelFacts:
+_ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+
+# float32 models are served in the device's 16-bit type (vLLM's `_resolve_auto_dtype`).
+_SERVED_BYTES = {**_ELEMENT_BYTES, "float32": 2}
+
+
+def read_facts(path: Path, name: str, source: str, *, complete: bool = True) -> ModelFacts:
     """Return the facts of the model in folder `path`; milliseconds, whatever the size of the weights.
 
     Args:
         name: the name clients use.
         source: what the user wrote: alias, hub id, or folder.
+        complete: everything that serving needs must be there. False is enough for a plan: config.json and an index of
+            the weights that states their size do without the weights and the tokenizer.
 
     Raises:
-        ModelFolderInvalid: the folder or something in it that serving needs is missing or broken; named.
+        ModelFolderInvalid: the folder or something in it that is needed is missing or broken; named.
     """
     _require_folder(path)
     config_path = path / "config.json"
     geometry = read_geometry(_read_json(config_path), str(config_path), _tokenizer_limit(path))
-    totals = read_totals(weight_files(path))
+    if not complete and (facts := _facts_of_index(path, name, source, geometry)) is not None:
+        return facts
+    tensors = read_tensors(weight_files(path))
     _require_tokenizer(path)
+    return replace(facts_of_tensors(geometry, tensors, name, source), path=str(path))
+
+
+def facts_of_tensors(geometry: Geometry, tensors: Mapping[str, Tensor], name: str, source: str) -> ModelFacts:
+    """Return the facts of a model whose config and safetensors headers are known; `path` is None."""
+    dtype = geometry.dtype or main_dtype(tensors.values()) or "float32"
+    used = loaded(tensors, geometry)
+    parameters, active = parameter_counts(used, geometry)
+    element_bytes = None if geometry.quantization is not None else _SERVED_BYTES.get(dtype)
+    return replace(
+        _facts_of_geometry(geometry, name, source, dtype),
+        parameters=parameters,
+        active_parameters=active,
+        weights_bytes=sum(tensor.stored_bytes for tensor in tensors.values()),
+        weights=weight_shares(used, geometry, element_bytes),
+    )
+
+
+def _facts_of_index(path: Path, name: str, source: str, geometry: Geometry) -> ModelFacts | None:
+    """Return what config and index tell when weight files are missing; None when all are there or too little is."""
+    index = read_index(path)
+    if index is None or not _lacks_weights(path):
+        return None
+    facts = _facts_of_geometry(geometry, name, source, geometry.dtype or "bfloat16")
+    parameters = index.parameters or index.total_bytes // _ELEMENT_BYTES.get(facts.dtype, 2)
+    return replace(facts, path=str(path), parameters=parameters, weights_bytes=index.total_bytes)
+
+
+def _lacks_weights(path: Path) -> bool:
+    try:
+        return not weight_files(path)
+    except ModelFolderInvalid:
+        return True
+
+
+def _facts_of_geometry(geometry: Geometry, name: str, source: str, dtype: str) -> ModelFacts:
     return ModelFacts(
         name=name,
         source=source,
-        path=str(path),
         architecture=geometry.architecture,
-        parameters=totals.parameters,
-        weights_bytes=totals.weights_bytes,
+        parameters=0,
+        weights_bytes=0,
         layers=geometry.layers,
         heads=geometry.heads,
         kv_heads=geometry.kv_heads,
@@ -46,8 +94,9 @@ def read_facts(path: Path, name: str, source: str) -> ModelFacts:
         latent_kv_size=geometry.latent_kv_size,
         vocab_size=geometry.vocab_size,
         max_model_len=geometry.max_model_len,
-        dtype=geometry.dtype or totals.dtype or "float32",
+        dtype=dtype,
         quantization=geometry.quantization,
+        quantization_group_size=geometry.quantization_group_size,
     )
 
 

@@ -14,6 +14,8 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _VOCAB = ("vocab_size", "padded_vocab_size")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k")
 _CONTEXT = (
     "max_position_embeddings",
     "n_positions",
@@ -30,7 +32,15 @@ _ROPE_ALREADY_SCALED = frozenset({"su", "longrope", "llama3", "yarn", "deepseek_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """A model's shape; fields as in `hetero_llm.model.ModelFacts`. `dtype` is None when the config names none."""
+    """A model's shape; fields as in `hetero_llm.model.ModelFacts`, and some that only tell how to count its tensors.
+
+    Attributes:
+        dtype: None when the config names none.
+        quantization_bits: bits of a packed weight, 4 for most; None when weights are not packed.
+        experts: routed experts of a layer, None for a dense model.
+        active_experts: how many of them one token meets.
+        tied: output layer and embedding are one tensor; None when the config does not say.
+    """
 
     architecture: str
     layers: int
@@ -44,6 +54,11 @@ class Geometry:
     max_model_len: int
     dtype: str | None
     quantization: str | None
+    quantization_bits: int | None = None
+    quantization_group_size: int | None = None
+    experts: int | None = None
+    active_experts: int | None = None
+    tied: bool | None = None
 
 
 def read_geometry(config: Mapping[str, Any], where: str, tokenizer_limit: int | None = None) -> Geometry:
@@ -60,19 +75,26 @@ def read_geometry(config: Mapping[str, Any], where: str, tokenizer_limit: int | 
     text = {**config, **_mapping(config.get("text_config"))}
     heads = _required(text, _HEADS, where)
     hidden = _required(text, _HIDDEN, where)
+    quantization = _mapping(config.get("quantization_config") or text.get("quantization_config"))
+    tied = text.get("tie_word_embeddings")
     return Geometry(
         architecture=_architecture(config, where),
         layers=_required(text, _LAYERS, where),
         heads=heads,
         kv_heads=_optional(text, _KV_HEADS) or heads,
-        head_dim=_optional(text, ("head_dim",)) or hidden // heads,
+        head_dim=_head_dim(text) or hidden // heads,
         hidden_size=hidden,
         intermediate_size=_optional(text, ("intermediate_size", "n_inner", "ffn_dim")),
         latent_kv_size=_latent_kv_size(text),
         vocab_size=_required(text, _VOCAB, where),
         max_model_len=_max_model_len(text, where, tokenizer_limit),
         dtype=_dtype(text),
-        quantization=_quantization(config, text),
+        quantization=str(quantization.get("quant_method", "unknown")) if quantization else None,
+        quantization_bits=_quantization_bits(quantization),
+        quantization_group_size=_quantization_group_size(quantization),
+        experts=_optional(text, _EXPERTS),
+        active_experts=_optional(text, _ACTIVE_EXPERTS),
+        tied=tied if isinstance(tied, bool) else None,
     )
 
 
@@ -142,8 +164,31 @@ def _dtype(config: Mapping[str, Any]) -> str | None:
     return value.removeprefix("torch.") if isinstance(value, str) else None
 
 
-def _quantization(config: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
-    quantization = _mapping(config.get("quantization_config") or text.get("quantization_config"))
-    if not quantization:
-        return None
-    return str(quantization.get("quant_method", "unknown"))
+def _head_dim(config: Mapping[str, Any]) -> int | None:
+    """Elements per query head as stated; latent attention states it in two parts, without and with position."""
+    latent = _optional(config, ("qk_nope_head_dim",))
+    if latent is not None:
+        return latent + (_optional(config, ("qk_rope_head_dim",)) or 0)
+    return _optional(config, ("head_dim",))
+
+
+def _quantization_bits(quantization: Mapping[str, Any]) -> int | None:
+    """Bits of a weight that is packed into larger integers: GPTQ, AWQ, bitsandbytes, compressed-tensors."""
+    if quantization.get("load_in_4bit") is True:
+        return 4
+    return _optional(quantization, ("bits", "w_bit")) or _optional(_weight_scheme(quantization), ("num_bits",))
+
+
+def _quantization_group_size(quantization: Mapping[str, Any]) -> int | None:
+    block = quantization.get("weight_block_size")
+    if isinstance(block, list) and block and isinstance(block[0], int):
+        return block[0]
+    group = _optional(quantization, ("group_size", "q_group_size"))
+    return group or _optional(_weight_scheme(quantization), ("group_size",))
+
+
+def _weight_scheme(quantization: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first scheme of compressed-tensors' ``config_groups``."""
+    for group in _mapping(quantization.get("config_groups")).values():
+        return _mapping(_mapping(group).get("weights"))
+    return {}

@@ -63,7 +63,8 @@ def resolve(model: str, *, progress: Progress | None = None, prepare: bool = Tru
 
     Args:
         progress: called with (phase, done, total) while a bundled model is converted; done and total are bytes.
-        prepare: False gives the facts without converting anything, enough for a plan.
+        prepare: False gives the facts without converting anything, enough for a plan; of a folder or download it asks
+            for no more than config.json and an index of the weights.
 
     Raises:
         UnknownModel: it is none of these; the error says what was probably meant, or how to get it.
@@ -77,9 +78,10 @@ def resolve(model: str, *, progress: Progress | None = None, prepare: bool = Tru
     if path.exists() or _looks_like_path(model):
         path = path.absolute()
         name = path.resolve().name
-        return ResolvedModel(name=name, source=model, path=path, facts=read_facts(path, name, model))
+        facts = read_facts(path, name, model, complete=prepare)
+        return ResolvedModel(name=name, source=model, path=path, facts=facts)
     if hub.looks_like_hub_id(model):
-        return _resolve_hub_id(model)
+        return _resolve_hub_id(model, complete=prepare)
     raise _unknown(model)
 
 
@@ -144,7 +146,7 @@ def _looks_like_path(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or model.endswith("/") or model.count("/") > 1
 
 
-def _resolve_hub_id(model: str) -> ResolvedModel:
+def _resolve_hub_id(model: str, *, complete: bool = True) -> ResolvedModel:
     snapshot = hub.find_snapshot(model)
     if snapshot is None:
         raise UnknownModel(
@@ -156,7 +158,7 @@ def _resolve_hub_id(model: str) -> ResolvedModel:
             ),
         )
     try:
-        facts = read_facts(snapshot, model, model)
+        facts = read_facts(snapshot, model, model, complete=complete)
     except ModelFolderInvalid as error:
         raise ModelFolderInvalid(
             f"the download of {model} is not complete: {error.report.message}",

@@ -1,4 +1,4 @@
-"""Count a model's weights from safetensors headers; the tensors themselves are not read.
+"""List a model's tensors from safetensors headers; the tensors themselves are not read.
 
 Format: https://github.com/huggingface/safetensors, section "Format": 8 bytes little-endian header length N, N bytes of
 JSON ``{name: {"dtype", "shape", "data_offsets": [begin, end]}}``, then the data, with offsets counted from its start.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,32 @@ _TORCH_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorTotals:
-    """Sums over all tensors of a model.
+class Tensor:
+    """One tensor of a header; `dtype` is the format's own name, ``BF16``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stored_bytes: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements as stored; packed weights count as the integers that hold them."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexTotals:
+    """What an index says without its files.
 
     Attributes:
-        parameters: number of elements.
-        weights_bytes: bytes as stored.
-        dtype: torch's name of the type that takes most bytes, None when it has no torch name here.
+        names: of all tensors.
+        total_bytes: bytes of all tensors as stored.
+        parameters: number of weights, None where the index does not say.
     """
 
-    parameters: int
-    weights_bytes: int
-    dtype: str | None
+    names: frozenset[str]
+    total_bytes: int
+    parameters: int | None
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -58,30 +73,56 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return files
 
 
-def read_totals(files: tuple[Path, ...]) -> TensorTotals:
-    """Return the sums over the headers of `files`.
+def read_tensors(files: Iterable[Path]) -> dict[str, Tensor]:
+    """Return the tensors in the headers of `files` by name.
 
     Raises:
         ModelFolderInvalid: a file is truncated or no safetensors file; the message names it and both sizes.
     """
-    parameters = 0
+    return {name: tensor for path in files for name, tensor in _read_header(path).items()}
+
+
+def main_dtype(tensors: Iterable[Tensor]) -> str | None:
+    """Return torch's name of the type that takes most bytes, None when it has no torch name here."""
     bytes_of: Counter[str] = Counter()
-    for path in files:
-        for tensor in _read_header(path).values():
-            begin, end = tensor["data_offsets"]
-            parameters += math.prod(tensor["shape"])
-            bytes_of[tensor["dtype"]] += end - begin
-    main = bytes_of.most_common(1)[0][0] if bytes_of else None
-    return TensorTotals(
-        parameters=parameters, weights_bytes=bytes_of.total(), dtype=_TORCH_DTYPES.get(main) if main else None
+    for tensor in tensors:
+        bytes_of[tensor.dtype] += tensor.stored_bytes
+    return _TORCH_DTYPES.get(bytes_of.most_common(1)[0][0]) if bytes_of else None
+
+
+def read_index(folder: Path) -> IndexTotals | None:
+    """Return what the index in `folder` says of all tensors; None without an index that states their size.
+
+    Raises:
+        ModelFolderInvalid: the index cannot be read.
+    """
+    path = folder / INDEX_NAME
+    if not path.is_file():
+        return None
+    index = _load_index(path)
+    metadata = index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if not isinstance(total, int | float) or total <= 0:
+        return None
+    parameters = metadata.get("total_parameters") if isinstance(metadata, dict) else None
+    return IndexTotals(
+        names=frozenset(index["weight_map"]),
+        total_bytes=int(total),
+        parameters=parameters if isinstance(parameters, int) and parameters > 0 else None,
     )
 
 
-def _indexed_files(index: Path) -> tuple[Path, ...]:
+def _load_index(path: Path) -> Mapping[str, Any]:
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        index = json.loads(path.read_bytes())
+        index["weight_map"].values()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFolderInvalid(f"{index} cannot be read", cause=f"{type(error).__name__}: {error}") from error
+        raise ModelFolderInvalid(f"{path} cannot be read", cause=f"{type(error).__name__}: {error}") from error
+    return dict(index)
+
+
+def _indexed_files(index: Path) -> tuple[Path, ...]:
+    names = sorted(set(_load_index(index)["weight_map"].values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing or not names:
         shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
@@ -102,7 +143,7 @@ def _why_no_weights(folder: Path) -> str:
     return f"neither {INDEX_NAME} nor any *.safetensors file is there"
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+def _read_header(path: Path) -> dict[str, Tensor]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -112,13 +153,19 @@ def _read_header(path: Path) -> dict[str, Any]:
             header: dict[str, Any] = json.loads(file.read(length))
         header.pop("__metadata__", None)
         end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        tensors = {name: _tensor(entry) for name, entry in header.items()}
     except OSError as error:
         raise _unreadable(path, str(error)) from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise _unreadable(path, f"its header is not the JSON the format asks for ({error})") from error
     if 8 + length + end != size:
         raise _unreadable(path, f"the file has {size} bytes, its header describes {8 + length + end}")
-    return header
+    return tensors
+
+
+def _tensor(entry: Mapping[str, Any]) -> Tensor:
+    begin, end = entry["data_offsets"]
+    return Tensor(dtype=entry["dtype"], shape=tuple(entry["shape"]), stored_bytes=end - begin)
 
 
 def _why_no_header(start: bytes, size: int, length: int) -> str:

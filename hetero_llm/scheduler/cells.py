@@ -1,12 +1,14 @@
-"""Cells: the devices of one accelerator type on one node. A group never leaves its cell."""
+"""Cells: the devices of one accelerator type on one node. A group never mixes kinds or accelerators."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetero_llm.matrix import AcceleratorEntry, Matrix
 from hetero_llm.model import Device, NodeInventory
+from hetero_llm.scheduler.resources import USABLE_HEALTH, node_labels
 from hetero_llm.scheduler.rules import UNKNOWN_KIND, KindRules
 
 
@@ -15,7 +17,10 @@ class Cell:
     """Where groups of one shape can go.
 
     Attributes:
+        host: the box the node runs on.
         alive: the node answers.
+        labels: the node's own labels and those the cluster gives it, the latter with their prefix.
+        versions: driver, toolkit, torch, vllm, plugin of the node as far as known.
         devices: all of them, unhealthy and held ones too, ascending by index.
         rules: the kind's limits.
         known: a plugin for the kind is loaded here, so `rules` are its own.
@@ -23,35 +28,67 @@ class Cell:
     """
 
     node: str
+    host: str
     kind: str
     accelerator: str
     alive: bool
+    labels: Mapping[str, str]
+    versions: Mapping[str, str | None]
     devices: tuple[Device, ...]
     rules: KindRules
     known: bool
     entry: AcceleratorEntry | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What is free in a cell: the budgets of its healthy devices that nobody holds, in bytes, ascending."""
+
+    cell: Cell
+    budgets: tuple[int, ...]
+
+    def fitting(self, least_bytes: int) -> int:
+        """Return how many free devices may give `least_bytes` to an engine."""
+        return len(self.budgets) - bisect_left(self.budgets, least_bytes)
+
+
 def cells_of(nodes: Sequence[NodeInventory], rules: Mapping[str, KindRules], matrix: Matrix | None) -> tuple[Cell, ...]:
     """Return the cells of all nodes, in an order that does not depend on the order of `nodes`."""
     grouped: dict[tuple[str, str, str], list[Device]] = {}
-    alive = {node.node: node.alive for node in nodes}
     for node in nodes:
         for device in node.devices:
             grouped.setdefault((node.node, device.kind, device.accelerator), []).append(device)
+    by_name = {node.node: node for node in nodes}
+    labels = {node.node: {**node_labels(node), **node.labels} for node in nodes}
     return tuple(
         Cell(
-            node=node_name,
+            node=name,
+            host=by_name[name].host,
             kind=kind,
             accelerator=accelerator,
-            alive=alive[node_name],
+            alive=by_name[name].alive,
+            labels=labels[name],
+            versions=by_name[name].versions,
             devices=tuple(sorted(devices, key=lambda device: (device.index, device.uid))),
             rules=rules.get(kind, UNKNOWN_KIND),
             known=kind in rules,
             entry=matrix.find(kind, accelerator) if matrix is not None else None,
         )
-        for (node_name, kind, accelerator), devices in sorted(grouped.items())
+        for (name, kind, accelerator), devices in sorted(grouped.items())
     )
+
+
+def room_in(cell: Cell, utilization: float) -> Room:
+    """Return what is free in `cell` for engines that take `utilization` of a device."""
+    return Room(
+        cell=cell,
+        budgets=tuple(sorted(free_budget_bytes(device, utilization) for device in cell.devices if is_free(device))),
+    )
+
+
+def is_free(device: Device) -> bool:
+    """Say whether `device` is healthy and held by nobody, whatever memory it has."""
+    return device.health in USABLE_HEALTH and device.held_by is None
 
 
 def total_budget_bytes(device: Device, utilization: float) -> int:

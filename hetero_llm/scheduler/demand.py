@@ -47,11 +47,16 @@ class Demand:
         """Bytes below which a device is of no use."""
         return self.least.per_device_bytes
 
+    @property
+    def serves(self) -> bool:
+        """The KV cache that was asked for, if one was, holds one context."""
+        return self.least.kv_bytes >= self.context_bytes
+
 
 def demand_of(cell: Cell, facts: ModelFacts, wish: PoolWish, shape: Shape) -> Demand:
     """Return what a replica of `shape` needs on each device of `cell`."""
     tokens = wish.max_model_len or facts.max_model_len
-    context = context_bytes(facts, shape.tp, shape.pp, tokens, cell.rules.block_size)
+    context = context_bytes(facts, shape.tp, shape.pp, tokens, cell.rules.block_size, wish.kv_cache_dtype)
     overhead = cell.rules.overhead_bytes(facts, shape.tp, shape.pp)
     least = memory_estimate(facts, shape.tp, shape.pp, wish.kv_cache_bytes or context, overhead)
     return Demand(shape=shape, least=least, context_bytes=context, max_model_len=tokens)
@@ -66,13 +71,13 @@ def granted(cell: Cell, facts: ModelFacts, wish: PoolWish, demand: Demand, budge
     limit = cell.rules.default_kv_bytes
     kv_bytes = left if limit is None else min(left, max(demand.context_bytes, limit))
     # A part of a block is of no use to the engine.
-    kv_bytes -= kv_bytes % kv_block_bytes(facts, shape.tp, shape.pp, cell.rules.block_size)
+    kv_bytes -= kv_bytes % kv_block_bytes(facts, shape.tp, shape.pp, cell.rules.block_size, wish.kv_cache_dtype)
     return memory_estimate(facts, shape.tp, shape.pp, kv_bytes, least.overhead_bytes)
 
 
-def cached_tokens(cell: Cell, facts: ModelFacts, shape: Shape, memory: MemoryEstimate) -> int:
+def cached_tokens(cell: Cell, facts: ModelFacts, wish: PoolWish, shape: Shape, memory: MemoryEstimate) -> int:
     """Return how many tokens the KV cache of `memory` holds."""
-    return kv_tokens(facts, shape.tp, shape.pp, memory.kv_bytes, cell.rules.block_size)
+    return kv_tokens(facts, shape.tp, shape.pp, memory.kv_bytes, cell.rules.block_size, wish.kv_cache_dtype)
 
 
 def shapes_for(cell: Cell, facts: ModelFacts, wish: PoolWish) -> tuple[Shape, ...]:

@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from hetero_llm.model import ModelFacts, PoolWish, Rejection
 from hetero_llm.scheduler.cells import Cell
+from hetero_llm.scheduler.resources import LABEL_PREFIX
 from hetero_llm.scheduler.shapes import tp_refusal
+from hetero_llm.scheduler.versions import version_conflict
 
 Filter = Callable[[Cell, ModelFacts, PoolWish], Rejection | None]
 
@@ -60,6 +62,20 @@ def _node(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
     return None if cell.alive else refuse(cell, "node", "the node does not answer")
 
 
+def _label(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    for name, wanted in sorted(wish.labels.items()):
+        found = cell.labels.get(name, cell.labels.get(LABEL_PREFIX + name))
+        if found != wanted:
+            has = f"no label {name}" if found is None else f"{name}={found}"
+            return refuse(cell, "label", f"{name}={wanted} was asked for, the node has {has}")
+    return None
+
+
+def _version(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
+    conflict = None if cell.entry is None else version_conflict(cell.entry.versions, cell.versions)
+    return None if conflict is None else refuse(cell, "version", conflict)
+
+
 def _dtype(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
     # float32 weights are served in the device's 16-bit type.
     if cell.entry is None or facts.dtype == "float32" or facts.dtype in cell.entry.dtypes:
@@ -96,5 +112,5 @@ def _layers(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
     return refuse(cell, "feature", f"PP {wish.pp} needs as many layers, the model has {facts.layers}")
 
 
-NOT_WANTED: tuple[Filter, ...] = (_kind, _accelerator, _node)
-UNABLE: tuple[Filter, ...] = (_dtype, _parallelism, _context, _heads, _layers)
+NOT_WANTED: tuple[Filter, ...] = (_kind, _accelerator, _label, _node)
+UNABLE: tuple[Filter, ...] = (_version, _dtype, _parallelism, _context, _heads, _layers)

@@ -1,35 +1,33 @@
-"""Place replicas: cells in order of preference, in each the best shape, as many groups as are wanted.
+"""Place replicas: tiers in order of preference, in each the hosts in turn, in each node the best shape.
 
-In a cell the shape is chosen so that no other would give more of the wanted replicas; among those, the fewest pipeline
-stages, then the largest TP. So a wish for one replica uses what the model's heads allow, a wish for as many as fit gets
-the smallest groups, and an additional device never makes a plan worse.
+A node offers as many replicas as its best shape gives. Among the shapes that give what is taken of it: the fewest
+pipeline stages, then the largest TP, and one shape for the whole tier where there is one. So a wish for one replica
+uses what the model's heads allow, a wish for as many as fit gets the smallest groups, and an additional device never
+makes a plan worse. Groups over several nodes are formed only where single nodes give too little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetero_llm.model import ModelFacts, PoolWish
-from hetero_llm.scheduler.cells import Cell, total_budget_bytes
-from hetero_llm.scheduler.demand import Demand, Shape, demand_of, shapes_for
-from hetero_llm.scheduler.estimate import roofline
+from hetero_llm.scheduler.cells import Cell, Room
+from hetero_llm.scheduler.demand import Demand, Shape, shapes_for
 from hetero_llm.scheduler.groups import Group, form_groups
 from hetero_llm.scheduler.shortage import Miss, miss_of
+from hetero_llm.scheduler.spanning import Span, best_span
+from hetero_llm.scheduler.tiers import Tier, tiers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a cell gives: groups of one shape, only as many as are taken.
-
-    Attributes:
-        possible: groups of this shape the cell could give.
-        groups: those that are taken.
-    """
+    """What a cell gives by itself: groups of one shape, only as many as are taken."""
 
     cell: Cell
     demand: Demand
-    possible: int
     groups: tuple[Group, ...]
 
 
@@ -38,59 +36,121 @@ class Placed:
     """Result of placing one wish.
 
     Attributes:
-        offers: one per cell that has a place, in order of preference; its `groups` are empty when not needed.
-        blocked: cells without any place.
+        offers: one per cell that has a place by itself, in order of preference; its `groups` are empty when not needed.
+        spans: replicas over several nodes.
         missing: replicas wanted that have no place.
     """
 
     offers: tuple[Offer, ...]
-    blocked: tuple[Miss, ...]
+    spans: tuple[Span, ...]
     missing: int
 
     @property
     def replicas(self) -> int:
         """Replicas that have a place."""
-        return sum(len(offer.groups) for offer in self.offers)
+        return sum(len(offer.groups) for offer in self.offers) + sum(len(span.groups) for span in self.spans)
 
     @property
     def feasible(self) -> bool:
         """Every replica wanted has a place, and there is at least one."""
         return self.missing == 0 and self.replicas > 0
 
+    @property
+    def used(self) -> frozenset[tuple[str, str, str]]:
+        """Node, kind and accelerator of the cells that have a place or are part of one."""
+        alone = {_key(offer.cell) for offer in self.offers}
+        return frozenset(alone | {_key(cell) for span in self.spans for group in span.groups for cell, _ in group})
+
+
+def blocked(cells: Sequence[Cell], placed: Placed) -> list[Cell]:
+    """Return those of `cells` that have no place at all."""
+    used = placed.used
+    return [cell for cell in cells if _key(cell) not in used]
+
+
+def _key(cell: Cell) -> tuple[str, str, str]:
+    return (cell.node, cell.kind, cell.accelerator)
+
 
 def place(cells: Sequence[Cell], facts: ModelFacts, wish: PoolWish) -> Placed:
     """Place `wish` on `cells`, all of which are wanted and able to run the model."""
+    tiers = tiers_of(cells, facts, wish)
+    placed = _place(tiers, facts, wish, spanning=False)
+    return placed if placed.feasible else _place(tiers, facts, wish, spanning=True)
+
+
+def _place(tiers: Sequence[Tier], facts: ModelFacts, wish: PoolWish, *, spanning: bool) -> Placed:
     offers: list[Offer] = []
-    blocked: list[Miss] = []
+    spans: list[Span] = []
+    hosts: Counter[str] = Counter()
     missing = wish.replicas
-    for cell in sorted(cells, key=lambda cell: _preference(cell, facts, wish)):
-        offer = best_offer(cell, facts, wish, missing)
-        if offer is None:
-            blocked.append(nearest_miss(cell, facts, wish))
-            continue
-        offers.append(offer)
+    for tier in tiers:
+        alone = _offers(tier, missing, hosts)
+        taken = sum(len(offer.groups) for offer in alone)
+        span = best_span(tier, facts, wish, missing) if spanning and missing != 0 and taken != missing else None
+        if span is not None and len(span.groups) > taken and (taken == 0 or missing is not None):
+            spans.append(span)
+            taken = len(span.groups)
+        else:
+            offers += alone
+            hosts.update(offer.cell.host for offer in alone for _ in offer.groups)
         if missing is not None:
-            missing -= len(offer.groups)
-    return Placed(offers=tuple(offers), blocked=tuple(blocked), missing=missing or 0)
+            missing -= taken
+    return Placed(offers=tuple(offers), spans=tuple(spans), missing=missing or 0)
 
 
-def best_offer(cell: Cell, facts: ModelFacts, wish: PoolWish, wanted: int | None) -> Offer | None:
-    """Return what `cell` gives towards `wanted` replicas (None: all it can), None when it has no place at all."""
-    possible = []
-    for shape in shapes_for(cell, facts, wish):
-        demand = demand_of(cell, facts, wish, shape)
-        if demand.least.kv_bytes >= demand.context_bytes:
-            groups = form_groups(cell, demand, wish.gpu_memory_utilization)
-            possible.append((shape, demand, groups))
-    most = max((len(groups) for _, _, groups in possible), default=0)
-    if most == 0:
+def _offers(tier: Tier, wanted: int | None, hosts: Counter[str]) -> list[Offer]:
+    """Return what single cells of `tier` give towards `wanted` replicas (None: all they can)."""
+    capacities = [(room, tier.capacity(room)) for room in tier.rooms]
+    able = [(room, capacity) for room, capacity in capacities if capacity]
+    most = [max(capacity.values()) for _, capacity in able]
+    taken = most if wanted is None else _share_out([room for room, _ in able], most, wanted, hosts)
+    common = _common_shape([capacity for _, capacity in able], taken)
+    offers = []
+    for (room, capacity), number in zip(able, taken, strict=True):
+        shape = common if number and common is not None else _best_shape(capacity, max(number, 1))
+        demand = tier.demands[shape]
+        groups = form_groups(room.cell, demand, tier.utilization, shape.devices)[:number] if number else ()
+        offers.append(Offer(cell=room.cell, demand=demand, groups=groups))
+    return offers
+
+
+def _share_out(rooms: Sequence[Room], most: Sequence[int], wanted: int, hosts: Counter[str]) -> list[int]:
+    """Give out `wanted` replicas one by one, each to the host, then the node, that has fewest."""
+    taken = [0] * len(rooms)
+    on_host = Counter(hosts)
+    queue = [(on_host[room.cell.host], 0, number) for number, room in enumerate(rooms)]
+    heapq.heapify(queue)
+    while queue and wanted:
+        seen, _, number = heapq.heappop(queue)
+        host = rooms[number].cell.host
+        if seen < on_host[host]:
+            # Another node of the host got one since this entry was made.
+            heapq.heappush(queue, (on_host[host], taken[number], number))
+            continue
+        taken[number] += 1
+        on_host[host] += 1
+        wanted -= 1
+        if taken[number] < most[number]:
+            heapq.heappush(queue, (on_host[host], taken[number], number))
+    return taken
+
+
+def _common_shape(capacities: Sequence[Mapping[Shape, int]], taken: Sequence[int]) -> Shape | None:
+    """Return the best shape that gives every cell's share, so that the tier's replicas are alike; None without one."""
+    asked = [(capacity, number) for capacity, number in zip(capacities, taken, strict=True) if number]
+    if not asked:
         return None
-    target = most if wanted is None else min(most, max(wanted, 1))
-    _, demand, groups = min(
-        (item for item in possible if len(item[2]) >= target), key=lambda item: (item[0].pp, -item[0].tp)
-    )
-    taken = groups if wanted is None else groups[:wanted]
-    return Offer(cell=cell, demand=demand, possible=len(groups), groups=taken)
+    shapes = [shape for shape in asked[0][0] if all(capacity.get(shape, 0) >= number for capacity, number in asked)]
+    return min(shapes, key=_by_preference, default=None)
+
+
+def _best_shape(capacity: Mapping[Shape, int], number: int) -> Shape:
+    return min((shape for shape, most in capacity.items() if most >= number), key=_by_preference)
+
+
+def _by_preference(shape: Shape) -> tuple[int, int]:
+    return (shape.pp, -shape.tp)
 
 
 def nearest_miss(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Miss:
@@ -98,12 +158,3 @@ def nearest_miss(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Miss:
     shapes = shapes_for(cell, facts, wish) or (Shape(wish.tp or 1, wish.pp or 1),)
     misses = [miss_of(cell, facts, wish, shape, 1) for shape in shapes]
     return min(misses, key=lambda miss: miss.distance)
-
-
-def _preference(cell: Cell, facts: ModelFacts, wish: PoolWish) -> tuple[int, float, int, str, str]:
-    """Sort key: kinds in the user's order, then the fastest accelerator, then the smallest that fits, then by name."""
-    kind = wish.kinds.index(cell.kind) if cell.kind in wish.kinds else len(wish.kinds)
-    speed = roofline(facts, 1, 1, cell.entry)
-    decode = (speed.decode_tokens_per_s if speed else None) or 0.0
-    memory = max(total_budget_bytes(device, wish.gpu_memory_utilization) for device in cell.devices)
-    return (kind, -decode, memory, cell.node, cell.accelerator)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from hetero_llm.errors import PlanInfeasible, UsageError
 from hetero_llm.matrix import Matrix
-from hetero_llm.model import ModelFacts, NodeInventory, Placement, Plan, PoolWish, Rejection, ReplicaPlan
+from hetero_llm.model import ModelFacts, NodeInventory, Plan, PoolWish, Rejection
 from hetero_llm.scheduler.alternatives import alternatives
-from hetero_llm.scheduler.cells import Cell, cells_of, free_budget_bytes
-from hetero_llm.scheduler.demand import cached_tokens, granted
-from hetero_llm.scheduler.estimate import roofline
+from hetero_llm.scheduler.cells import Cell, cells_of
 from hetero_llm.scheduler.filters import CPU, refusals, refuse
-from hetero_llm.scheduler.groups import Group, free_devices, is_usable
-from hetero_llm.scheduler.placing import Offer, Placed, place
-from hetero_llm.scheduler.rules import KindRules, rules_of
-from hetero_llm.scheduler.shapes import kv_note, tp_obstacle
+from hetero_llm.scheduler.groups import free_devices
+from hetero_llm.scheduler.placing import Placed, blocked, nearest_miss, place
+from hetero_llm.scheduler.replicas import replica_plans
+from hetero_llm.scheduler.rules import KindRules, asked_once, rules_of
 from hetero_llm.scheduler.shortage import Miss, miss_of, unhealthy_note
-from hetero_llm.scheduler.text import count, gib
+from hetero_llm.scheduler.text import count, listed
 
 __all__ = ["ANY", "KindRules", "make_plan", "require_feasible", "rules_of"]
 
@@ -43,20 +40,20 @@ def make_plan(
         UsageError: a number of the wish is out of range.
     """
     _require_sane(wish)
-    cells = cells_of(nodes, rules, matrix)
+    cells = cells_of(nodes, {kind: asked_once(limits) for kind, limits in rules.items()}, matrix)
     checked = [(cell, refusals(cell, facts, wish)) for cell in cells]
     able = [cell for cell, found in checked if not found]
     placed = place(able, facts, wish)
     misses = [Miss(rejection=rejection) for _, found in checked for rejection in found]
-    misses += placed.blocked
+    misses += [nearest_miss(cell, facts, wish) for cell in blocked(able, placed)]
     misses += _offer_misses(placed, facts, wish)
     misses += [Miss(rejection=rejection) for rejection in _absent(nodes, cells, wish)]
-    summary = [] if placed.feasible else _nowhere(able, placed, wish)
+    summary = [] if placed.feasible else _nowhere(able, placed, misses, wish)
     ordered = [miss.rejection for miss in sorted(misses, key=lambda miss: miss.distance)]
     return Plan(
         model=facts,
         feasible=placed.feasible,
-        replicas=_replica_plans(placed, facts, wish),
+        replicas=replica_plans(placed, facts, wish),
         rejections=(*summary, *ordered),
         alternatives=() if placed.feasible else alternatives(cells, facts, wish, placed),
     )
@@ -91,60 +88,6 @@ def _require_sane(wish: PoolWish) -> None:
         raise UsageError(f"gpu_memory_utilization must be above 0 and at most 1, it is {wish.gpu_memory_utilization}")
 
 
-def _replica_plans(placed: Placed, facts: ModelFacts, wish: PoolWish) -> tuple[ReplicaPlan, ...]:
-    numbers: dict[str, int] = {}
-    plans = []
-    for offer in placed.offers:
-        for group in offer.groups:
-            numbers[offer.cell.kind] = number = numbers.get(offer.cell.kind, 0) + 1
-            plans.append(_replica_plan(offer, group, number, facts, wish))
-    return tuple(plans)
-
-
-def _replica_plan(offer: Offer, group: Group, number: int, facts: ModelFacts, wish: PoolWish) -> ReplicaPlan:
-    cell, demand, shape = offer.cell, offer.demand, offer.demand.shape
-    budget = min(free_budget_bytes(device, wish.gpu_memory_utilization) for device in group)
-    memory = granted(cell, facts, wish, demand, budget)
-    return ReplicaPlan(
-        id=f"{_id_part(facts.name)}-{cell.kind}-{number}",
-        kind=cell.kind,
-        accelerator=cell.accelerator,
-        tp=shape.tp,
-        pp=shape.pp,
-        placement=(Placement(node=cell.node, devices=tuple(device.uid for device in group)),),
-        memory=memory,
-        kv_tokens=cached_tokens(cell, facts, shape, memory),
-        max_model_len=demand.max_model_len,
-        estimate=roofline(facts, shape.tp, shape.pp, cell.entry),
-        why=_why(offer, memory.per_device_bytes, budget, facts, wish),
-    )
-
-
-def _id_part(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"
-
-
-def _why(offer: Offer, used_bytes: int, budget_bytes: int, facts: ModelFacts, wish: PoolWish) -> str:
-    shape = offer.demand.shape
-    parts = [f"{shape} as asked" if wish.tp is not None else _why_tp(offer, facts, wish)]
-    note = kv_note(facts, shape.tp)
-    if note is not None:
-        parts.append(note)
-    parts.append(f"{gib(used_bytes)} of {gib(budget_bytes)} per device")
-    if not offer.cell.known:
-        parts.append(f"no plugin for {offer.cell.kind} is loaded here, so its own limits were not checked")
-    return "; ".join(parts)
-
-
-def _why_tp(offer: Offer, facts: ModelFacts, wish: PoolWish) -> str:
-    shape = offer.demand.shape
-    free = sum(is_usable(device, offer.demand, wish.gpu_memory_utilization) for device in offer.cell.devices)
-    largest = free // (len(offer.groups) * shape.pp)
-    obstacle = tp_obstacle(facts, largest)
-    text = f"{shape} chosen for {count(len(offer.groups), 'replica')} on {count(free, 'free device')}"
-    return text if obstacle is None or largest == shape.tp else f"{text}: TP {largest} does not divide {obstacle}"
-
-
 def _offer_misses(placed: Placed, facts: ModelFacts, wish: PoolWish) -> Iterator[Miss]:
     """What the cells that have places cannot give, or need not."""
     for offer in placed.offers:
@@ -152,29 +95,34 @@ def _offer_misses(placed: Placed, facts: ModelFacts, wish: PoolWish) -> Iterator
         if placed.missing:
             yield miss_of(cell, facts, wish, offer.demand.shape, taken + placed.missing)
         elif not taken:
-            reason = f"not needed: all {count(placed.replicas, 'replica')} asked for have a place elsewhere"
+            whole = "the replica" if placed.replicas == 1 else f"all {placed.replicas} replicas"
+            reason = f"not needed: there is a place elsewhere for {whole}"
             yield Miss(rejection=refuse(cell, "count", reason))
         if not placed.missing and (note := unhealthy_note(cell)) is not None:
             yield Miss(rejection=note)
 
 
-def _nowhere(able: Sequence[Cell], placed: Placed, wish: PoolWish) -> list[Rejection]:
+def _nowhere(able: Sequence[Cell], placed: Placed, misses: Sequence[Miss], wish: PoolWish) -> list[Rejection]:
     """Say in one sentence that no node has enough free devices of one kind, when that is all that lacks."""
-    rules = {miss.rejection.rule for miss in placed.blocked}
-    if placed.offers or len(able) < 2 or not rules <= {"count", "in-use", "health"}:
+    nodes = {cell.node for cell in able}
+    rules = {miss.rejection.rule for miss in misses if miss.rejection.node in nodes}
+    if placed.replicas or len(able) < 2 or not rules <= {"count", "in-use", "health"}:
         return []
     size = (wish.tp or 1) * (wish.pp or 1)
-    free = ", ".join(f"{cell.kind} {len(free_devices(cell))} on {cell.node}" for cell in able)
-    reason = f"no kind has {size} free on one node, and a group never spans nodes or kinds; free are: {free}"
+    ordered = sorted(able, key=lambda cell: (-len(free_devices(cell)), cell.kind, cell.node))
+    free = listed([f"{cell.kind} {len(free_devices(cell))} on {cell.node}" for cell in ordered])
+    reason = (
+        f"no kind has {size} free on one node, nor in equal parts on several, and a group never spans kinds; "
+        f"free are: {free}"
+    )
     return [Rejection(node=ANY, kind=ANY, accelerator=ANY, rule="count", reason=reason)]
 
 
 def _absent(nodes: Sequence[NodeInventory], cells: Sequence[Cell], wish: PoolWish) -> Iterator[Rejection]:
-    """Nodes that show problems instead of devices, and kinds that were asked for and are nowhere."""
-    for node in nodes:
+    """Nodes that have no devices, and kinds that were asked for and are nowhere."""
+    for node in sorted(nodes, key=lambda node: node.node):
         if not node.devices:
-            for problem in node.problems:
-                yield Rejection(node=node.node, kind=problem.kind, accelerator=ANY, rule="health", reason=problem.text)
+            yield from _bare(node, wish)
     present = sorted({cell.kind for cell in cells})
     for kind in wish.kinds:
         if kind not in present:
@@ -184,3 +132,13 @@ def _absent(nodes: Sequence[NodeInventory], cells: Sequence[Cell], wish: PoolWis
         yield Rejection(
             node=ANY, kind=ANY, accelerator=ANY, rule="kind", reason=f"no device of any kind was found, {CPU} included"
         )
+
+
+def _bare(node: NodeInventory, wish: PoolWish) -> Iterator[Rejection]:
+    """Say why a node without devices is not used: its problems, or that it has none, which is no fault."""
+    for problem in node.problems:
+        yield Rejection(node=node.node, kind=problem.kind, accelerator=ANY, rule="health", reason=problem.text)
+    if not node.problems:
+        reason = f"0 devices here, {(wish.tp or 1) * (wish.pp or 1)} wanted for a replica"
+        rule, reason = ("count", reason) if node.alive else ("node", "the node does not answer")
+        yield Rejection(node=node.node, kind=node.kind, accelerator=ANY, rule=rule, reason=reason)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetero_llm.model import ModelFacts, PoolWish, Rejection
 from hetero_llm.plugin import Backend
+from hetero_llm.scheduler.footprint import general_overhead_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +41,25 @@ def rules_of(backend: Backend) -> KindRules:
     )
 
 
+def asked_once(rules: KindRules) -> KindRules:
+    """Return the same rules for one plan, whose `check` is called once per accelerator however many nodes have it."""
+    answers: dict[tuple[str, int, int], tuple[Rejection, ...]] = {}
+
+    def check(facts: ModelFacts, accelerator: str, wish: PoolWish) -> tuple[Rejection, ...]:
+        key = (accelerator, id(facts), id(wish))
+        if key not in answers:
+            kept.append((facts, wish))
+            answers[key] = rules.check(facts, accelerator, wish)
+        return answers[key]
+
+    # Kept alive so that no other object gets the id of one that was asked about.
+    kept: list[tuple[ModelFacts, PoolWish]] = []
+    return replace(rules, check=check)
+
+
 def _accept(facts: ModelFacts, accelerator: str, wish: PoolWish) -> tuple[Rejection, ...]:
     return ()
 
 
-def _no_overhead(facts: ModelFacts, tp: int, pp: int) -> int:
-    return 0
-
-
-UNKNOWN_KIND = KindRules(native_resource=None, check=_accept, overhead_bytes=_no_overhead)
+UNKNOWN_KIND = KindRules(native_resource=None, check=_accept, overhead_bytes=general_overhead_bytes)
 """For an inventory of another machine that has a kind nobody here knows: memory, heads and counts still decide."""

@@ -24,6 +24,9 @@ def tp_obstacle(facts: ModelFacts, tp: int) -> str | None:
         return f"{facts.kv_heads} KV heads"
     if facts.intermediate_size is not None and facts.intermediate_size % tp:
         return f"a feed-forward width of {facts.intermediate_size}"
+    group = facts.quantization_group_size
+    if facts.intermediate_size is not None and group is not None and facts.intermediate_size // tp % group:
+        return f"a feed-forward width of {facts.intermediate_size} in quantisation groups of {group}"
     padded_vocab = -(-facts.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING
     if padded_vocab % tp:
         return f"a vocabulary of {facts.vocab_size}"

@@ -17,8 +17,9 @@ from hetero_llm.scheduler.resources import USABLE_HEALTH
 from hetero_llm.scheduler.text import count, gib
 
 # What a user can change soonest comes first: wait or ask for less; mend or ask differently; other hardware.
-_RANK = {"in-use": 0, "count": 0, "memory": 0, "health": 1, "pairing": 1, "heads": 1, "kind": 3, "node": 3}
+_RANK = {"in-use": 0, "count": 0, "memory": 0, "health": 1, "pairing": 1, "heads": 1, "kind": 3, "label": 3, "node": 3}
 _RANK_OTHER = 2
+_RANK_FAR = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +33,15 @@ class Miss:
     def distance(self) -> tuple[int, float, str, str]:
         """Sort key, nearest miss first."""
         item = self.rejection
-        return (_RANK.get(item.rule, _RANK_OTHER), self.lack, item.node, item.accelerator)
+        # A node that has nothing of what is wanted is not near, although one could buy some.
+        rank = _RANK_FAR if item.rule == "count" and self.lack >= 1 else _RANK.get(item.rule, _RANK_OTHER)
+        return (rank, self.lack, item.node, item.accelerator)
 
 
 def miss_of(cell: Cell, facts: ModelFacts, wish: PoolWish, shape: Shape, replicas: int) -> Miss:
     """Return why `cell` has no place for `replicas` replicas of `shape`. The caller knows that it has none."""
     demand = demand_of(cell, facts, wish, shape)
-    if demand.least.kv_bytes < demand.context_bytes:
+    if not demand.serves:
         return _cache_too_small(cell, demand)
     wanted = shape.devices * replicas
     return (
@@ -144,10 +147,9 @@ def _usable(device: Device, budget: int, wish: PoolWish) -> str:
 
 def _unpaired(cell: Cell, shape: Shape) -> Miss:
     size = card_size(cell)
-    reason = (
-        f"{cell.accelerator} is allocated in whole cards of {count(size, 'device')}; {shape} wants "
-        f"{shape.devices} and too few whole cards are free for it"
-    )
+    lack = "too few whole cards are free" if shape.devices % size == 0 else "that is no whole number of cards"
+    cards = f"{cell.accelerator} is allocated in whole cards of {count(size, 'device')}"
+    reason = f"{cards}; {shape} wants {shape.devices}, {lack}"
     return Miss(rejection=refuse(cell, "pairing", reason))
 
 

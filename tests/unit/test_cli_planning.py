@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from hetero_llm.cli.planning import hold, infeasible, merge_plans, rejection_text
+from hetero_llm.cli.planning import hold, infeasible, merge_plans, plan_request, plan_tables, rejection_text
 from hetero_llm.cli.requests import ModelRequest
 from hetero_llm.model import (
     Device,
+    Health,
     MemoryEstimate,
     ModelFacts,
     NodeInventory,
@@ -17,6 +18,7 @@ from hetero_llm.model import (
     Rejection,
     ReplicaPlan,
 )
+from hetero_llm.scheduler.rules import KindRules
 
 FACTS = ModelFacts(
     name="m", source="m", architecture="X", parameters=1, weights_bytes=1, layers=1, heads=1, kv_heads=1, head_dim=64,
@@ -81,6 +83,25 @@ def test_a_plan_that_does_not_fit_names_the_wish_the_nearest_miss_and_what_would
     assert report.message == "m does not fit: 2 x tp=auto on cuda; 2 of the replicas have a place"
     assert report.cause == "n cuda X: 80 GiB needed, 40 GiB free (rule memory)"
     assert report.next[0] == "--replicas 2 would fit"
+
+
+def test_nodes_refused_for_the_same_reason_share_a_row():
+    names = ("a", "b", "c", "d", "e")
+    alike = tuple(replace(REFUSAL, node=name) for name in names)
+    _, refusals = plan_tables(Plan(model=FACTS, feasible=False, rejections=(*alike, replace(REFUSAL, rule="count"))))
+    assert [row[0] for row in refusals.rows] == ["a, b, c and 2 more", "n"]
+
+
+RULES = KindRules(native_resource=None, check=lambda facts, accelerator, wish: (), overhead_bytes=lambda *_: 0)
+
+
+@pytest.mark.parametrize("flags", [("--kv-cache-dtype", "fp8"), ("--kv-cache-dtype=auto", "--kv-cache-dtype=fp8_e4m3")])
+def test_a_cache_type_among_the_engines_flags_is_planned_with(flags):
+    sized = replace(NODE, devices=tuple(replace(one, memory_bytes=1 << 20, health=Health.OK) for one in NODE.devices))
+    request = ModelRequest(name=None, source="m", wishes=(PoolWish(),))
+    plain = plan_request(request, FACTS, [sized], {"cuda": RULES}).replicas[0]
+    small = plan_request(replace(request, engine_args=flags), FACTS, [sized], {"cuda": RULES}).replicas[0]
+    assert small.kv_tokens == pytest.approx(2 * plain.kv_tokens, rel=0.02)
 
 
 def test_devices_in_use_lead_to_status_and_stop():

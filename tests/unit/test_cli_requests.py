@@ -86,6 +86,23 @@ def test_auto_means_choose_for_me():
     assert (wish.tp, wish.replicas) == (None, None)
 
 
+def test_a_size_left_to_the_planner_leaves_the_pipeline_to_it_too():
+    (wish,) = requests("x", config=Config(), tp="auto")[0].wishes
+    assert wish.pp is None
+
+
+def test_a_pipeline_that_was_given_stays_when_the_size_is_left_to_the_planner():
+    (wish,) = requests("x", config=Config(), tp="auto", pp=1)[0].wishes
+    assert (wish.tp, wish.pp) == (None, 1)
+
+
+def test_labels_of_the_command_line_are_added_to_those_of_the_pool():
+    pools = [{"kind": "cuda", "labels": {"zone": "east", "host": "a"}}]
+    config = Config(models=[{"name": "m", "pools": pools}])
+    (wish,) = requests("m", config=config, labels=(("host", "b"),))[0].wishes
+    assert wish.labels == {"zone": "east", "host": "b"}
+
+
 def test_engine_flags_come_after_those_of_the_file():
     assert requests("a", engine_args=("--z",))[0].engine_args == ("--x", "--z")
 

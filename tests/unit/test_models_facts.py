@@ -20,11 +20,11 @@ CONFIG = {
 }
 
 
-def safetensors(rows: int = 4, columns: int = 8) -> bytes:
+def safetensors(name: str = "w", rows: int = 4, columns: int = 8) -> bytes:
     """A file of one bf16 tensor, written by the format's own description."""
     size = rows * columns * 2
     header = json.dumps(
-        {"__metadata__": {"format": "pt"}, "w": {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [0, size]}}
+        {"__metadata__": {"format": "pt"}, name: {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [0, size]}}
     ).encode()
     return struct.pack("<Q", len(header)) + header + bytes(size)
 
@@ -60,11 +60,41 @@ def test_facts_come_from_config_and_headers(folder: Path):
 
 def test_shards_named_by_the_index_are_added_up(folder: Path):
     (folder / "model.safetensors").unlink()
-    for name in ("a.safetensors", "b.safetensors"):
-        (folder / name).write_bytes(safetensors())
+    for name, file in (("x", "a.safetensors"), ("y", "b.safetensors")):
+        (folder / file).write_bytes(safetensors(name))
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert read_facts(folder, "m", "m").parameters == 64
+
+
+@pytest.fixture
+def described(folder: Path) -> Path:
+    """A folder with config and index, but neither weights nor tokenizer: what can be had without a download."""
+    (folder / "model.safetensors").unlink()
+    (folder / "tokenizer.json").unlink()
+    index = {"metadata": {"total_size": 4096}, "weight_map": {"x": "a.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_config_and_index_are_enough_for_a_plan(described: Path):
+    facts = read_facts(described, "m", "m", complete=False)
+    assert (facts.weights_bytes, facts.parameters, facts.layers) == (4096, 2048, 2)
+    assert facts.weights is None
+
+
+def test_config_and_index_are_not_enough_to_serve(described: Path):
+    assert "lacks 1 of the 1 weight files" in refusal(described)
+
+
+def test_an_index_that_states_no_size_is_not_enough_for_a_plan(described: Path):
+    (described / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
+    with pytest.raises(ModelFolderInvalid, match="lacks 1 of the 1 weight files"):
+        read_facts(described, "m", "m", complete=False)
+
+
+def test_weights_that_are_there_are_looked_at_for_a_plan_too(folder: Path):
+    assert read_facts(folder, "m", "m", complete=False) == read_facts(folder, "m", "m")
 
 
 def test_a_model_without_key_value_heads_has_as_many_as_query_heads(folder: Path):

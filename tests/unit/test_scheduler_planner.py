@@ -83,7 +83,7 @@ def test_p1_memory_decides_between_two_cards():
     made = plan(YI_34B, PoolWish(), small, big)
     assert made.replicas[0].placement[0].node == "b"
     assert only(made.rejections).rule == "memory"
-    assert only(made.rejections).reason.startswith("TP 1 needs 64.99 GiB per device")
+    assert only(made.rejections).reason.startswith("TP 1 needs 67.09 GiB per device")
     assert only(made.rejections).reason.endswith("36.00 GiB of 40.00 GiB may be used (90%)")
 
 
@@ -200,7 +200,7 @@ def test_a_longer_context_than_the_models_own_is_refused():
 
 
 def test_a_shorter_context_that_would_fit_is_offered():
-    made = plan(QWEN_7B, PoolWish(), node("a", "cuda", "small", 1, 17))
+    made = plan(QWEN_7B, PoolWish(), node("a", "cuda", "small", 1, 19))
     assert "a context of 16384 tokens (max_model_len) would fit" in made.alternatives[0]
 
 

@@ -43,6 +43,12 @@ def test_a_vocabulary_that_does_not_divide_after_padding_is_refused():
     assert "vocabulary of 49216" in (tp_refusal(facts, 3) or "")
 
 
+def test_tp_leaves_quantisation_groups_whole():
+    facts = dataclasses.replace(QWEN_7B, heads=64, kv_heads=8, intermediate_size=29_568, quantization_group_size=128)
+    assert "29568 in quantisation groups of 128" in (tp_refusal(facts, 8) or "")
+    assert tp_refusal(dataclasses.replace(facts, intermediate_size=29_696), 8) is None
+
+
 def test_replicated_kv_heads_are_noted():
     assert kv_note(dataclasses.replace(QWEN_7B, heads=32), 8) == "4 KV heads replicated 2 times"
     assert kv_note(QWEN_7B, 4) is None
