@@ -69,6 +69,9 @@ class Backend(ABC):
         kv_block_tokens: tokens per KV-cache block of this kind's engine; the cache is a whole number of blocks.
         kv_default_bytes: KV cache per device when nobody asked for a size; None takes all memory that is left. Set
             it where the memory is also the system's.
+        forms_groups: the ranks of a group meet over a collective library. False where one process stands for all of
+            them: there is no pre-flight then.
+        spans_nodes: an engine can stretch over several nodes.
     """
 
     kind: str
@@ -78,6 +81,8 @@ class Backend(ABC):
     other_visible_envs: tuple[str, ...] = ()
     kv_block_tokens: int = 16
     kv_default_bytes: int | None = None
+    forms_groups: bool = True
+    spans_nodes: bool = True
 
     @abstractmethod
     def discover(self) -> Discovery:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetero_llm.model import MemoryEstimate, ModelFacts, PoolWish
 from hetero_llm.scheduler.cells import Cell
@@ -81,8 +81,18 @@ def cached_tokens(cell: Cell, facts: ModelFacts, wish: PoolWish, shape: Shape, m
 
 
 def shapes_for(cell: Cell, facts: ModelFacts, wish: PoolWish) -> tuple[Shape, ...]:
-    """Return the shapes the wish allows in `cell`; those chosen for the user fit its number of devices."""
-    return tuple(sorted(_shapes(cell, facts, wish)))
+    """Return the shapes the wish allows in `cell`; those chosen for the user fit its devices and suit the kind."""
+    return tuple(sorted(shape for shape in _shapes(cell, facts, wish) if suits(cell, facts, wish, shape)))
+
+
+def suits(cell: Cell, facts: ModelFacts, wish: PoolWish, shape: Shape) -> bool:
+    """Return whether the kind would take a shape that is chosen for the user, as if he had asked for it.
+
+    A shape he did ask for is judged once for the whole cell, with its reason.
+    """
+    if wish.tp is not None and wish.pp is not None:
+        return True
+    return not cell.rules.check(facts, cell.accelerator, replace(wish, tp=shape.tp, pp=shape.pp))
 
 
 def _shapes(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Iterator[Shape]:

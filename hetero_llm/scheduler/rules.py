@@ -21,6 +21,7 @@ class KindRules:
         block_size: tokens per KV-cache block; the engine rounds the cache down to whole blocks.
         default_kv_bytes: KV cache per device when nobody asked for a size and one full context is not larger; None
             gives the cache all memory that is left, right where the memory is the accelerator's own.
+        spans_nodes: an engine of this kind can stretch over several nodes.
     """
 
     native_resource: str | None
@@ -28,6 +29,7 @@ class KindRules:
     overhead_bytes: Callable[[ModelFacts, int, int], int]
     block_size: int = 16
     default_kv_bytes: int | None = None
+    spans_nodes: bool = True
 
 
 def rules_of(backend: Backend) -> KindRules:
@@ -38,6 +40,7 @@ def rules_of(backend: Backend) -> KindRules:
         overhead_bytes=backend.overhead_bytes,
         block_size=backend.kv_block_tokens,
         default_kv_bytes=backend.kv_default_bytes,
+        spans_nodes=backend.spans_nodes,
     )
 
 

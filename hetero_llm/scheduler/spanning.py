@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetero_llm.model import ModelFacts, PoolWish
 from hetero_llm.scheduler.cells import Cell, Room
-from hetero_llm.scheduler.demand import Demand, Shape, demand_of
+from hetero_llm.scheduler.demand import Demand, Shape, demand_of, suits
 from hetero_llm.scheduler.groups import Group, form_groups, group_count
 from hetero_llm.scheduler.shapes import tp_sizes
 from hetero_llm.scheduler.tiers import Tier
@@ -78,13 +78,14 @@ def _most_nodes(facts: ModelFacts, wish: PoolWish) -> int:
 
 def _shapes_over(nodes: int, cell: Cell, facts: ModelFacts, wish: PoolWish) -> list[Shape]:
     """Return the shapes that `nodes` nodes of `cell`'s size can share equally, the preferred first."""
-    if wish.tp is None and wish.pp == 1:
+    if not cell.rules.spans_nodes or (wish.tp is None and wish.pp == 1):
         return []
     limit = len(cell.devices)
     features = ("tp", "pp") if cell.entry is None else cell.entry.features
     tps = (wish.tp,) if wish.tp is not None else tp_sizes(facts, limit if "tp" in features else 1)
     shapes = {shape for tp in tps for shape in _stages(nodes, tp, limit, facts, wish, "pp" in features)}
-    return sorted(shapes, key=lambda shape: (shape.pp, -shape.tp))
+    suitable = (shape for shape in shapes if suits(cell, facts, wish, shape))
+    return sorted(suitable, key=lambda shape: (shape.pp, -shape.tp))
 
 
 def _stages(nodes: int, tp: int, limit: int, facts: ModelFacts, wish: PoolWish, pp_works: bool) -> Iterator[Shape]:

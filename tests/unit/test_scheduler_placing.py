@@ -5,8 +5,9 @@ import dataclasses
 from plan_cases import GIB, QWEN_7B, QWEN_32B, model, node
 
 from hetero_llm.matrix import parse_matrix
-from hetero_llm.model import Plan, PoolWish
+from hetero_llm.model import Plan, PoolWish, Rejection
 from hetero_llm.scheduler.planner import make_plan
+from hetero_llm.scheduler.rules import KindRules
 
 LLAMA_405B = model(
     "llama-405b", 405_853_388_800, heads=128, kv_heads=8, layers=126, width=53_248, context=8192
@@ -243,3 +244,39 @@ def test_the_clusters_own_labels_can_be_asked_for_without_prefix():
 def test_a_label_the_node_lacks_is_named():
     made = plan(QWEN_7B, PoolWish(labels={"zone": "b"}), node("a", "cuda", "H100-80GB", 1, 80))
     assert made.rejections[0].reason == "zone=b was asked for, the node has no label zone"
+
+
+# -- what a kind itself refuses -------------------------------------------------------------------------------------
+
+
+def one_rank_only(facts, accelerator, wish):
+    if (wish.tp or 1) * (wish.pp or 1) == 1:
+        return ()
+    reason = "its instances cannot reach each other"
+    return (Rejection(node="", kind="cuda", accelerator=accelerator, rule="feature", reason=reason),)
+
+
+ALONE = KindRules(native_resource="GPU", check=one_rank_only, overhead_bytes=lambda *_: 0)
+
+
+def test_a_shape_that_is_chosen_is_one_the_kind_would_take():
+    slices = node("a", "cuda", "A100-MIG-3g.20gb", 4, 20)
+    made = make_plan(QWEN_7B, PoolWish(kinds=("cuda",), tp=None, pp=None), [slices], {"cuda": ALONE}, None)
+    assert [(replica.tp, replica.pp) for replica in made.replicas] == [(1, 1)]
+
+
+def test_a_shape_the_kind_does_not_take_is_refused_with_its_reason():
+    slices = node("a", "cuda", "A100-MIG-3g.20gb", 4, 20)
+    made = make_plan(QWEN_7B, PoolWish(kinds=("cuda",), tp=2), [slices], {"cuda": ALONE}, None)
+    assert not made.feasible
+    assert [(refusal.rule, refusal.reason) for refusal in made.rejections] == [
+        ("feature", "its instances cannot reach each other")
+    ]
+
+
+def test_a_kind_whose_engines_stay_on_one_node_forms_no_group_over_two():
+    stays = dataclasses.replace(ALONE, check=lambda *_: (), spans_nodes=False)
+    nodes = [node(name, "cuda", "X", 1, 40) for name in "ab"]
+    wish = PoolWish(kinds=("cuda",), tp=2)
+    assert make_plan(QWEN_7B, wish, nodes, {"cuda": dataclasses.replace(stays, spans_nodes=True)}, None).feasible
+    assert not make_plan(QWEN_7B, wish, nodes, {"cuda": stays}, None).feasible

@@ -51,7 +51,7 @@ def stand_in(launch: EngineLaunch, spec: EngineSpec) -> EngineLaunch:
 
 def device_env(devices: Sequence[Device]) -> Mapping[str, str]:
     """Return the variable that names the devices of one process."""
-    return {VISIBLE_ENV: ",".join(str(device.index) for device in devices)}
+    return {VISIBLE_ENV: ",".join(str(index) for index in sorted(device.index for device in devices))}
 
 
 def _local_devices(spec: EngineSpec) -> Sequence[Device]:

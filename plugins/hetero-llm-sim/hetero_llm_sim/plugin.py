@@ -34,6 +34,7 @@ class SimBackend(Backend):
     visible_devices_env = engine.VISIBLE_ENV
     other_visible_envs = engine.OTHER_VISIBLE_ENVS
     kv_block_tokens = 16
+    forms_groups = False
 
     def discover(self) -> Discovery:
         """Return the devices that were listed; none without a list."""
