@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-BACKENDS = ("hetero_llm_cpu",)
+BACKENDS = ("hetero_llm_ascend", "hetero_llm_cpu", "hetero_llm_cuda")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_the_wheel_has_the_console_script_and_the_backends(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     text = wheel.read(name).decode()
     assert "hetero-llm = hetero_llm.cli:main" in text
-    assert "[hetero_llm.backends]\ncpu = hetero_llm_cpu.plugin" in text
+    assert "[hetero_llm.backends]\nascend = hetero_llm_ascend.plugin\ncpu = hetero_llm_cpu.plugin\ncuda = hetero_llm_cuda.plugin" in text
 
 
 def test_the_wheel_imports_on_its_own(wheel, tmp_path):
