@@ -66,7 +66,9 @@ class _Section(BaseModel):
 class ClusterConfig(_Section):
     """Which Ray cluster."""
 
-    address: str = Field("auto", description="Ray address; auto: RAY_ADDRESS, else a local cluster is started")
+    address: str = Field(
+        "auto", description="Ray address; local: a new one; auto: RAY_ADDRESS, else a lab or node here, else a new one"
+    )
 
 
 class GatewayConfig(_Section):

@@ -41,9 +41,11 @@ Errors are `error[HLnnn]: what`, then `cause:`, `next:` (what to do) and `log:`;
 | `HETERO_LLM_STATE_DIR` | records and logs; default: the user's state folder |
 | `HETERO_LLM_CACHE_DIR` | converted models; default: the user's cache folder |
 | `HETERO_LLM_OVERRIDE_<KIND>` | pretended devices: `count=2,type=H100-80GB,memory=80GiB` |
+| `HETERO_LLM_NODE_NAME` | name of this machine as a node; default: its host name |
 | `HETERO_LLM_DISABLE_PLUGINS` | names of plugins not to load, comma-separated |
 | `HETERO_LLM_API_KEY` | key that `chat` sends |
 | `RAY_ADDRESS` | cluster to use |
+| `RAY_AUTH_TOKEN_PATH` | file with the cluster's token |
 | `NO_COLOR` | no colours |
 """
 

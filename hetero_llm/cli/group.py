@@ -20,6 +20,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "status": "Show the running replicas.",
         "logs": "Print the engine log of a replica.",
         "stop": "Stop a model, or all of them.",
+        "drain": "Move every replica off a node.",
     },
     "Look before": {
         "plan": "Show where a model would go, and why not elsewhere.",
@@ -27,6 +28,10 @@ SECTIONS: dict[str, dict[str, str]] = {
         "models": "List, show or remove local models.",
         "plugins": "List plugins with their status and its reason.",
         "doctor": "Check this machine, with a fix for each finding.",
+    },
+    "Cluster": {
+        "node": "Start a cluster, join one, leave it, list its nodes.",
+        "lab": "Start or end a cluster of several nodes on this machine.",
     },
     "Help": {
         "config": "Show, check or describe the configuration.",

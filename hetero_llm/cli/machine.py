@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hetero_llm.cli import render
 from hetero_llm.model import NodeInventory
 
 if TYPE_CHECKING:
@@ -26,10 +28,36 @@ def local_nodes(manager: PluginManager) -> tuple[NodeInventory, ...]:
 
 
 def cluster_is_known(address: str | None) -> bool:
-    """Return whether a running cluster is named or was started on this machine."""
-    from hetero_llm.cluster.state import live_records
+    """Return whether a running cluster is named, or this machine takes part in one."""
+    from hetero_llm.cluster.state import running_clusters
 
-    return bool(address or os.environ.get("RAY_ADDRESS") or any(record.address for record in live_records()))
+    return bool(address or os.environ.get("RAY_ADDRESS") or running_clusters())
+
+
+def cluster_to_join() -> str | None:
+    """Return the cluster that `serve` joins without being told: ``RAY_ADDRESS``, else that of a lab or node here.
+
+    None when there is none, so that a new one is started.
+
+    Raises:
+        NotRunning: there are several.
+    """
+    from hetero_llm.cluster.address import where
+    from hetero_llm.cluster.state import all_live_records
+
+    named = os.environ.get("RAY_ADDRESS")
+    if named:
+        return named
+    addresses = {record.address for record in all_live_records() if record.role != "serve" and record.address}
+    if len(addresses) > 1:
+        return where(None).address
+    return next(iter(addresses), None)
+
+
+def devices_text(node: NodeInventory) -> str:
+    """Return ``2 x cuda H100-80GB (simulated)``; with several types, one after the other."""
+    counts = Counter((device.accelerator, device.simulated) for device in node.devices)
+    return ", ".join(render.marked(f"{n} x {node.kind} {name}", simulated) for (name, simulated), n in counts.items())
 
 
 def cluster_nodes(address: str | None) -> tuple[NodeInventory, ...]:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from hetero_llm.gateway.options import GatewayOptions
 
 
+_ADDRESS_HELP = "Cluster to join; local: a new one. Default: RAY_ADDRESS, else a lab or node here, else a new one."
+
+
 @click.command(cls=EngineVerb)
 @click.argument("models", nargs=-1, metavar="[MODEL]…")
 @file_option
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--port", type=click.IntRange(0, 65535), metavar="P", help="Port; 0 for any free one. Default: 8000.")
 @click.option("--api-keys", type=click.Path(), metavar="FILE", help="File of API keys that clients must use.")
 @click.option("--no-auth", is_flag=True, help="Allow an address that others can reach, without keys.")
-@click.option("--address", metavar="ADDRESS", help="Ray cluster to join. Default: RAY_ADDRESS, else a new local one.")
+@click.option("--address", metavar="ADDRESS", help=_ADDRESS_HELP)
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @click.option("--detach", is_flag=True, help="Go on in the background once it is ready.")
 @click.option("--start-timeout-s", type=click.FloatRange(min=1), metavar="N", help="Limit for loading. Default: 600.")
@@ -87,7 +90,11 @@ def _requests(
 
 def _address(config: Config) -> str | None:
     """Return the cluster to join, None to start one."""
-    return (os.environ.get("RAY_ADDRESS") or None) if config.cluster.address == "auto" else config.cluster.address
+    from hetero_llm.cli.machine import cluster_to_join
+
+    if config.cluster.address == "auto":
+        return cluster_to_join()
+    return None if config.cluster.address == "local" else config.cluster.address
 
 
 def _gateway(config: Config, *, no_auth: bool) -> GatewayOptions:

@@ -113,7 +113,7 @@ class Supervisor:
                 raise ClusterUnreachable(f"the cluster has not answered for {LOST_AFTER_S:.0f} s")
 
     def close(self) -> None:
-        """Take down what this job started; of a joined cluster only its own models. Safe to call twice."""
+        """Take down what this job started; of a joined cluster its models, with the last the gateway. Safe twice."""
         self._display.close()
         if self._import.is_alive():
             self._import.join()  # an import that the interpreter's end cuts off complains
@@ -123,6 +123,7 @@ class Supervisor:
         try:
             if not session.started_here:
                 self._delete_models(session)
+                session.end_idle_gateway()
         finally:
             session.close()
 

@@ -14,3 +14,10 @@ LEASE_PERIOD_S = 0.5
 
 LEASE_LATE_S = 1.5
 """A lease this old makes the scheduler ask Ray whether the actor still lives."""
+
+HEAD_RESOURCE = "node:__internal_head__"
+"""Ray's own resource of the head node, 1 there and nowhere else."""
+
+ON_HEAD = {HEAD_RESOURCE: 0.001}
+"""What keeps an actor on the head: the scheduler, so that no other node's end takes it away, and the gateway, so that
+clients find it where they were told."""

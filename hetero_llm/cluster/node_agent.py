@@ -9,6 +9,7 @@ import os
 import platform
 import socket
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +18,17 @@ from hetero_llm.cluster import state
 from hetero_llm.cluster.address import check_reachable, check_welcome, has_port
 from hetero_llm.cluster.raylet import Raylet, RayletSpec, Started, end_all
 from hetero_llm.cluster.session import attach, detach, end_leftovers
-from hetero_llm.errors import ClusterStartFailed, ClusterUnreachable, VersionMismatch
+from hetero_llm.errors import ClusterStartFailed, ClusterUnreachable, NodeNameTaken, VersionMismatch
 from hetero_llm.model import NodeInventory
 from hetero_llm.scheduler.resources import LABEL_PREFIX, explicit_resources, label_value, node_labels
 
 VERSION_DEADLINE_S = 10.0
+"""Time a cluster gets to say which versions it runs."""
+
+NAME_DEADLINE_S = 15.0
+"""Ray takes 5 to 10 s to notice that a node is gone."""
+
+NAME_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +105,12 @@ class NodeAgent:
         for node in nodes:
             self._start(node, address, 0)
 
-    def register(self) -> None:
+    def register(self, name_deadline_s: float = NAME_DEADLINE_S) -> None:
         """Wait until all nodes are up and publish what they have; start the scheduler if the cluster has none.
+
+        Args:
+            name_deadline_s: how long to wait for a name to become free. A node that comes back right after it died is
+                sooner here than the cluster knows of its death.
 
         Raises:
             ClusterStartFailed: a node did not come up.
@@ -109,11 +120,11 @@ class NodeAgent:
         attach(self.address)
         try:
             from hetero_llm.cluster.controller import start_scheduler
-            from hetero_llm.cluster.nodes import publish_node
 
             start_scheduler()
+            give_up = time.monotonic() + name_deadline_s
             for inventory in _placed(self._nodes, started):
-                publish_node(inventory)
+                _publish(inventory, give_up)
                 self._registered += (inventory.node,)
         finally:
             # Nothing of the cluster depends on this process, and Ray ends a driver whose node it loses.
@@ -158,6 +169,18 @@ class NodeAgent:
         folder = Path(self.root) / f"n{len(self._raylets)}"
         self._raylets.append(Raylet(node.spec(folder, address, port), node.environ))
         self._nodes.append(node)
+
+
+def _publish(inventory: NodeInventory, give_up: float) -> None:
+    from hetero_llm.cluster.nodes import publish_node
+
+    while True:
+        try:
+            return publish_node(inventory)
+        except NodeNameTaken:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(NAME_POLL_S)
 
 
 def _check_port(ip: str, port: int) -> None:

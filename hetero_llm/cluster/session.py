@@ -66,6 +66,16 @@ class Session:
         )
         return Inventory(nodes=nodes)
 
+    def end_idle_gateway(self) -> None:
+        """End the gateway when no model is left that it could serve, so that its port is free for the next one."""
+        import ray
+        from ray import serve
+
+        table = ray.get(self.scheduler.table.remote(-1, 10.0))
+        quiet_ray()
+        if table and not msgspec.json.decode(table)["models"] and GATEWAY_APP in serve.status().applications:
+            serve.delete(GATEWAY_APP)
+
     def close(self) -> None:
         """Disconnect, and end the cluster if it was started here: nothing of it is left. Safe to call twice."""
         if self._closed:

@@ -25,7 +25,7 @@ from ray.serve.schema import ApplicationStatus
 from hetero_llm.cluster.child import ChildProcess
 from hetero_llm.cluster.controller import find_scheduler
 from hetero_llm.cluster.applications import start_serve
-from hetero_llm.cluster.names import GATEWAY_APP
+from hetero_llm.cluster.names import GATEWAY_APP, ON_HEAD
 from hetero_llm.cluster.ray_private import bind_serve_rpc
 from hetero_llm.cluster.resident import release_startup_pages
 from hetero_llm.cluster.session import Session
@@ -149,7 +149,7 @@ def deploy_gateway(session: Session, options: GatewayOptions) -> str:
             GatewayReplica,
             name="GatewayReplica",
             num_replicas=1,
-            ray_actor_options={"num_cpus": 0},
+            ray_actor_options={"num_cpus": 0, "resources": ON_HEAD},
             max_constructor_retry_count=1,
             graceful_shutdown_timeout_s=options.drain_s + 10.0,
             graceful_shutdown_wait_loop_s=0.1,

@@ -18,7 +18,14 @@ IDLE_S = 4.0
 """Idle connections older than this are closed. vLLM closes its own after 5 s; being first avoids most stale ones."""
 MAX_IDLE_PER_ENGINE = 256
 _ONE_WRITE_BYTES = 64 * 1024
-_KEEP_ALIVE_PROBE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+_VANISHED = (
+    (socket.TCP_KEEPIDLE, 5),
+    (socket.TCP_KEEPINTVL, 2),
+    (socket.TCP_KEEPCNT, 3),
+    # Keep-alive says nothing while sent data is not acknowledged; the kernel would try for a quarter of an hour.
+    (socket.TCP_USER_TIMEOUT, 10_000),
+)
+"""A host that vanished without a word is noticed after 10 s or so, idle or not."""
 
 
 class ResponseSink(Protocol):
@@ -114,7 +121,7 @@ class UpstreamConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEP_ALIVE_PROBE:
+            for option, value in _VANISHED:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def data_received(self, data: bytes) -> None:

@@ -98,9 +98,11 @@ def test_an_address_where_nobody_listens_is_unreachable_soon(empty_state):
     assert said["seconds"] < 10.0
 
 
-def test_an_address_where_something_else_listens_is_unreachable_soon(empty_state):
+def test_an_address_where_something_else_listens_is_unreachable_soon(empty_state, tmp_path):
+    (tmp_path / "token").write_text("0" * 64)
+    token = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     with socket.create_server(("127.0.0.1", 0)) as other:
-        said = run(JOIN, f"127.0.0.1:{other.getsockname()[1]}", **empty_state)
+        said = run(JOIN, f"127.0.0.1:{other.getsockname()[1]}", **empty_state, **token)
     assert said["code"] == "HL401"
     assert "does not answer like Ray" in said["cause"]
     assert said["seconds"] < 10.0

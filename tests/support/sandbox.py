@@ -32,6 +32,8 @@ class Sandbox:
         self.tmp = self.root / "t"
         self.tmp.mkdir()
         self.mark = uuid.uuid4().hex
+        self.netns: str | None = None
+        """Network namespace commands run in; None for the machine's own network."""
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("HETERO_LLM_", "RAY_"))},
             "HETERO_LLM_STATE_DIR": str(self.root / "state"),
@@ -50,7 +52,7 @@ class Sandbox:
     def run(self, *args: str, timeout_s: float = 120.0, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a `hetero-llm` command to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "hetero_llm.cli", *args],
+            [*within(self.netns), sys.executable, "-m", "hetero_llm.cli", *args],
             env={**self.env, **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -72,14 +74,16 @@ class Sandbox:
         self._started.append(serve)
         return serve
 
-    def start(self, *args: str, cores: str | None = None, **env: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, *args: str, cores: str | None = None, netns: str | None = None, **env: str
+    ) -> subprocess.Popen[bytes]:
         """Start a `hetero-llm` command in the background; its words go to ``<verb>-….err`` in the sandbox.
 
-        `cores` (``0,1``) are all it may use; a CPU node has only those.
+        `cores` (``0,1``) are all it may use; a CPU node has only those. `netns` is the network it is in.
         """
         log = self.root / f"{args[0]}-{uuid.uuid4().hex[:6]}.err"
         pinned = ("taskset", "-c", cores) if cores else ()
-        argv = [*pinned, sys.executable, "-m", "hetero_llm.cli", *args]
+        argv = [*within(netns or self.netns), *pinned, sys.executable, "-m", "hetero_llm.cli", *args]
         with log.open("wb") as out:
             started = subprocess.Popen(
                 argv,
@@ -144,7 +148,8 @@ class Serve:
         if "--" in args:
             at = args.index("--")
             before, dashes, engine = args[:at], ("--",), args[at + 1 :]
-        argv = [sys.executable, "-m", "hetero_llm.cli", "serve", *before, "--port", "0", "-o", "json", *dashes, *engine]
+        program = (*within(sandbox.netns), sys.executable, "-m", "hetero_llm.cli")
+        argv = [*program, "serve", *before, "--port", "0", "-o", "json", *dashes, *engine]
         with self.out.open("wb") as out, self.err.open("wb") as err:
             # A session of its own, so that `interrupt` can do what a terminal does: signal the whole group.
             self.process = subprocess.Popen(
@@ -210,6 +215,11 @@ class Serve:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+
+def within(netns: str | None) -> tuple[str, ...]:
+    """Return the words that run what follows them in a network namespace."""
+    return ("ip", "netns", "exec", netns) if netns else ()
 
 
 def engine_tree(actor_pid: int) -> list[psutil.Process]:

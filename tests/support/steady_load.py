@@ -1,8 +1,14 @@
-"""A steady load of short streamed requests on a gateway, and what became of each of them."""
+"""A steady load of short streamed requests on a gateway, and what became of each of them.
+
+Also a program, for a network namespace of its own: ``python steady_load.py URL MODEL`` writes a line of JSON per
+request and ends with its input.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -46,6 +52,9 @@ class SteadyLoad:
         for thread in self._threads:
             thread.join()
 
+    def on_outcome(self, outcome: Outcome) -> None:
+        """Called at the end of each request, from several threads."""
+
     def failures(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.kind != "whole"]
 
@@ -66,7 +75,9 @@ class SteadyLoad:
             sent = 0
             while not self._stop.is_set():
                 sent += 1
-                self.outcomes.append(self._ask(client, f"client {number} request {sent}"))
+                outcome = self._ask(client, f"client {number} request {sent}")
+                self.outcomes.append(outcome)
+                self.on_outcome(outcome)
 
     def _ask(self, client: httpx.Client, prompt: str) -> Outcome:
         replica, tokens = None, 0
@@ -86,3 +97,14 @@ class SteadyLoad:
         except httpx.HTTPError as error:
             return Outcome(type(error).__name__, replica, tokens)
         return Outcome("ended without [DONE]", replica, tokens)
+
+
+class PrintedLoad(SteadyLoad):
+    def on_outcome(self, outcome: Outcome) -> None:
+        sys.stdout.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    with PrintedLoad(sys.argv[1], sys.argv[2]):
+        sys.stdin.read()

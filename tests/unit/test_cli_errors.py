@@ -150,5 +150,5 @@ def test_every_verb_has_a_help_text_and_takes_debug(cli, verb):
     outcome = cli(verb, "--help")
     assert outcome.code == 0
     assert f"hetero-llm {verb}" in outcome.out
-    if verb not in ("models", "plugins", "config"):
+    if verb not in ("models", "plugins", "config", "node", "lab"):
         assert "--debug" in outcome.out

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -41,6 +42,37 @@ def test_an_update_is_read_back():
     state.update_record(record, url="http://127.0.0.1:8000", ready=True, models=("m",))
     assert state.read_record("one").url == "http://127.0.0.1:8000"
     assert state.read_record("one").models == ("m",)
+
+
+def test_a_name_is_claimed_once_while_its_owner_lives():
+    assert state.claim_record(state.new_record("lab", started_unix_s=1.0, role="lab"))
+    assert not state.claim_record(state.new_record("lab", started_unix_s=2.0, role="lab"))
+    assert state.read_record("lab").started_unix_s == 1.0
+
+
+def test_the_name_of_a_dead_process_can_be_claimed_and_its_files_are_removed(tmp_path):
+    left = tmp_path / f"{state.RAY_DIR_PREFIX}x"
+    left.mkdir()
+    mine = state.new_record("lab", started_unix_s=2.0, role="lab")
+    state.write_record(replace(mine, pid_created_unix_s=mine.pid_created_unix_s - 3600, temp_dir=str(left)))
+    assert state.claim_record(mine)
+    assert state.read_record("lab") == mine
+    assert not left.exists()
+
+
+def test_a_lab_and_nodes_are_no_serve():
+    for name, role in (("lab", "lab"), ("node-a", "node"), ("m", "serve")):
+        state.write_record(state.new_record(name, started_unix_s=1.0, role=role))
+    assert [record.name for record in state.live_records()] == ["m"]
+    assert {record.name for record in state.all_live_records()} == {"lab", "node-a", "m"}
+
+
+def test_a_serve_on_a_lab_is_no_second_cluster_and_the_token_is_found():
+    lab = replace(state.new_record("lab", started_unix_s=2.0, role="lab"), address="127.0.0.1:1", temp_dir="/tmp/x")
+    state.write_record(replace(state.new_record("m", started_unix_s=1.0), address="127.0.0.1:1"))
+    state.write_record(lab)
+    assert state.running_clusters() == {"127.0.0.1:1": lab}
+    assert state.token_path(lab) == "/tmp/x/token"
 
 
 def test_removing_a_record_twice_is_fine():

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
 from hetero_llm.errors import InventoryInvalid, OverrideInvalid
-from hetero_llm.inventory.node import load_inventory, local_address, local_inventories
+from hetero_llm.inventory.node import discover_kinds, load_inventory, local_address, local_inventories
 from hetero_llm.model import SCHEMA_VERSION, Inventory, to_data
 from hetero_llm.plugin.manager import load_plugins
 
@@ -38,6 +39,26 @@ def test_a_machine_of_two_kinds_is_two_nodes_of_one_host(monkeypatch: pytest.Mon
         (f"{host}-cpu", host, "cpu"),
         (f"{host}-toynpu", host, "toynpu"),
     ]
+
+
+def test_only_the_kinds_asked_for_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_LLM_OVERRIDE_TOYNPU", "count=2,type=T1,memory=1GiB")
+    (found,) = local_inventories(load_plugins(), kinds=("toynpu",))
+    assert (found.node, found.kind) == (socket.gethostname(), "toynpu")
+
+
+def test_a_node_can_be_named_and_its_pretended_devices_carry_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_LLM_OVERRIDE_TOYNPU", "count=1,type=T1,memory=1GiB")
+    monkeypatch.setenv("HETERO_LLM_NODE_NAME", "rack-7")
+    (found,) = local_inventories(load_plugins(), kinds=("toynpu",))
+    assert (found.node, found.host) == ("rack-7", socket.gethostname())
+    assert [device.uid for device in found.devices] == ["simulated-rack-7-toynpu-0"]
+
+
+def test_what_another_environment_pretends_is_found_in_it_only() -> None:
+    there = discover_kinds(("toynpu",), {"HETERO_LLM_OVERRIDE_TOYNPU": "count=1,type=T1,memory=1GiB"})
+    assert [device.accelerator for device in there["toynpu"].discovery.devices] == ["T1"]
+    assert "HETERO_LLM_OVERRIDE_TOYNPU" not in os.environ
 
 
 def test_an_override_replaces_the_real_devices_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:

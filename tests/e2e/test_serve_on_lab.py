@@ -1,0 +1,61 @@
+"""`serve` on a lab: found without being told, left in order, and ended with it."""
+
+import socket
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+LAB = """\
+nodes:
+  - {name: head, kind: sim, devices: "fast=1"}
+  - {name: npu-a, kind: ascend, devices: "count=2,type=910B2,memory=64GiB,engine=sim"}
+"""
+
+
+@pytest.fixture
+def lab(sandbox):
+    (sandbox.root / "lab.yaml").write_text(LAB)
+    up = sandbox.run("lab", "up", str(sandbox.root / "lab.yaml"), timeout_s=200.0)
+    assert up.returncode == 0, up.stderr
+    yield sandbox
+    sandbox.run("lab", "down")
+    assert sandbox.leftovers() == []
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_it_joins_by_itself_and_takes_its_gateway_along_when_it_ends(lab, tiny_model):
+    serve = lab.serve(str(tiny_model("tiny-qwen2")), "--kind", "ascend", "--max-model-len", "512")
+    serve.wait_ready()
+    port = int(serve.url.rpartition(":")[2])
+    assert {replica["node"] for replica in serve.replicas()} == {"npu-a"}
+    assert "joining the cluster at 127.0.0.1:" in serve.log
+    serve.interrupt()
+    assert serve.wait() == 130
+    assert not listens(port)
+    assert all(node["alive"] for node in lab.json("node", "list")["nodes"])
+
+
+def test_ending_the_lab_ends_what_is_served_on_it_in_order(lab, tiny_model):
+    serve = lab.serve(str(tiny_model("tiny-qwen2")), "--kind", "sim", "--max-model-len", "512")
+    serve.wait_ready()
+    down = lab.run("lab", "down")
+    assert down.returncode == 0, down.stderr
+    assert serve.wait() == 130
+    assert "failed" not in serve.log
+
+
+def test_a_local_cluster_can_be_asked_for_although_there_is_a_lab(lab, tiny_model):
+    folder = str(tiny_model("tiny-qwen2"))
+    env = {"HETERO_LLM_SIM_DEVICES": "fast=1", "HETERO_LLM_SIM_NODE": "mine"}
+    serve = lab.serve(folder, "--kind", "sim", "--max-model-len", "512", "--address", "local", env=env)
+    serve.wait_ready()
+    assert "starting a local cluster" in serve.log
+    done = lab.run("node", "list")
+    assert (done.returncode, "2 clusters run on this machine" in done.stderr) == (1, True)
+    serve.interrupt()
+    assert serve.wait() == 130

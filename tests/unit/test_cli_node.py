@@ -1,0 +1,140 @@
+"""What the node and lab verbs answer before anything is started."""
+
+import json
+import os
+import shlex
+import socket
+import time
+
+import pytest
+
+from hetero_llm.cluster import state
+
+
+@pytest.fixture
+def no_token(cli_env, monkeypatch):
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """Pretended devices of a kind that has no plugin."""
+    monkeypatch.setenv("HETERO_LLM_OVERRIDE_TOYNPU", "count=2,type=T1,memory=1GiB")
+    monkeypatch.setenv("HETERO_LLM_NODE_NAME", "box")
+
+
+def keep(name, **changes):
+    """Leave the record a running command would."""
+    record = state.new_record(name, started_unix_s=time.time(), role=changes.pop("role", "serve"))
+    state.write_record(record)
+    return state.update_record(record, **changes)
+
+
+def test_start_without_head_says_what_there_is_instead(cli):
+    outcome = cli("node", "start")
+    assert outcome.code == 2
+    assert "hetero-llm node join HOST:6379" in outcome.err
+
+
+def test_joining_without_a_token_says_where_it_comes_from(cli, no_token):
+    outcome = cli("node", "join", "127.0.0.1:6379")
+    assert outcome.code == 2
+    assert "the token of the cluster at 127.0.0.1:6379 is needed" in outcome.err
+    assert "--token-file FILE" in outcome.err
+
+
+def test_joining_where_nobody_listens_ends_at_once(cli, no_token, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        outcome = cli("node", "join", f"127.0.0.1:{probe.getsockname()[1]}", "--token-file", token)
+    assert outcome.code == 1
+    assert "HL401" in outcome.err
+
+
+def test_joining_needs_a_port(cli, no_token, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    outcome = cli("node", "join", "head", "--token-file", token)
+    assert "'head' is not HOST:PORT" in outcome.err
+
+
+@pytest.mark.parametrize("label", ["rack", "rack=", "=7", "a b=c"])
+def test_a_label_that_ray_would_not_take_is_refused(cli, label):
+    outcome = cli("node", "start", "--head", "--label", label)
+    assert outcome.code == 2
+    assert "is not NAME=VALUE" in outcome.err
+
+
+def test_a_kind_this_machine_has_none_of_is_refused(cli, no_token):
+    outcome = cli("node", "start", "--head", "--kind", "toynpu", "--port", 0)
+    assert outcome.code == 2
+    assert "no toynpu device" in outcome.err
+
+
+def test_leaving_without_being_in_a_cluster_is_told(cli):
+    outcome = cli("node", "leave")
+    assert (outcome.code, "HL403" in outcome.err) == (1, True)
+
+
+def test_leaving_with_several_asks_which(cli):
+    keep("node-a", role="node", nodes=("a-cuda", "a-ascend"))
+    keep("node-b", role="node", nodes=("b",))
+    outcome = cli("node", "leave")
+    assert outcome.code == 2
+    assert "hetero-llm node leave node-a   # a-cuda, a-ascend" in outcome.err
+
+
+def test_leaving_does_not_touch_a_serve(cli):
+    keep("m-1", models=("m",), address="127.0.0.1:1")
+    assert cli("node", "leave").code == 1
+
+
+def test_env_prints_what_ray_takes_from_its_environment(cli, toy):
+    outcome = cli("node", "env", "--kind", "toynpu")
+    assert outcome.code == 0
+    lines = [shlex.split(text.removeprefix("export "))[0].partition("=") for text in outcome.out.splitlines()]
+    values = {name: value for name, _, value in lines}
+    assert json.loads(values["RAY_OVERRIDE_RESOURCES"]) == {
+        "GPU": 0,
+        "NPU": 0,
+        "hetero_toynpu": 2,
+        "hetero_toynpu:T1": 2,
+    }
+    assert json.loads(values["RAY_OVERRIDE_LABELS"])["hetero-llm.io/kind"] == "toynpu"
+    assert values["RAY_AUTH_MODE"] == "token"
+
+
+def test_env_of_a_machine_with_two_kinds_asks_which(cli, toy):
+    outcome = cli("node", "env")
+    assert outcome.code == 2
+    assert "hetero-llm node env --kind toynpu" in outcome.err
+
+
+def test_env_as_json_has_the_same_variables(cli, toy):
+    assert "RAY_OVERRIDE_RESOURCES" in cli("node", "env", "--kind", "toynpu", "-o", "json").data["env"]
+
+
+def test_a_second_lab_is_refused_before_anything_starts(cli, cli_env):
+    (cli_env / "lab.yaml").write_text("nodes: [{name: a, kind: cpu}]")
+    keep("lab", role="lab")
+    outcome = cli("lab", "up", cli_env / "lab.yaml")
+    assert outcome.code == 1
+    assert "HL410" in outcome.err
+    assert f"process {os.getpid()}" in outcome.err
+
+
+def test_no_lab_to_end_is_told(cli):
+    outcome = cli("lab", "down")
+    assert (outcome.code, "HL403" in outcome.err) == (1, True)
+
+
+def test_a_lab_file_with_a_mistake_is_refused_before_anything_starts(cli, cli_env):
+    (cli_env / "lab.yaml").write_text("nodes: [{name: a, knid: cpu}]")
+    outcome = cli("lab", "up", cli_env / "lab.yaml")
+    assert outcome.code == 2
+    assert "did you mean 'kind'?" in outcome.err
+    assert list(cli_env.rglob("*.json")) == []
