@@ -16,12 +16,14 @@ from hetero_llm.cli.machine import devices_text
 from hetero_llm.cli.signals import StopSignals
 from hetero_llm.cluster import state
 from hetero_llm.cluster.address import make_token, use_token, where
-from hetero_llm.cluster.node_agent import NodeAgent, NodeStart, check_joinable
+from hetero_llm.cluster.health import HealthWatch
+from hetero_llm.cluster.node_agent import NodeAgent, NodeStart, check_joinable, node_start
 from hetero_llm.cluster.session import attach, detach
 from hetero_llm.errors import ClusterUnreachable, NodeLost, UnknownKind, UsageError
-from hetero_llm.inventory.node import local_address, local_inventories
+from hetero_llm.inventory.node import discover_kinds, local_address, local_inventories
 from hetero_llm.inventory.override import node_name
 from hetero_llm.model import NodeInventory
+from hetero_llm.plugin import Backend, Discovery
 from hetero_llm.plugin.manager import PluginManager, load_plugins
 
 
@@ -137,9 +139,17 @@ class _KeptNodes:
         self._nodes = nodes
         self._start = start
         self._withdraws = withdraws
+        self._health: HealthWatch | None = None
 
     def start(self) -> Mapping[str, Any]:
+        from hetero_llm.cluster.nodes import republish_node
+
         self._start()
+        address = self.agent.address
+        self._health = HealthWatch(
+            self.agent.registered, _health_now, lambda node: republish_node(address, node), render.say
+        )
+        self._health.start()
         return {"address": self.agent.address, "nodes": tuple(node.name for node in self._nodes)}
 
     def check(self) -> None:
@@ -152,6 +162,8 @@ class _KeptNodes:
             )
 
     def end(self) -> None:
+        if self._health is not None:
+            self._health.stop()
         try:
             if self._withdraws:
                 self.agent.withdraw()
@@ -169,6 +181,10 @@ def _run(kept: _KeptNodes, token: Path | None) -> int:
         return keep_up(kept, record, signals)
 
 
+def _health_now(kinds: Sequence[str]) -> Mapping[str, Discovery]:
+    return {kind: probe.discovery for kind, probe in discover_kinds(kinds).items()}
+
+
 def _tell_joined(nodes: Sequence[NodeStart]) -> None:
     for node in nodes:
         what = devices_text(node.inventory) if node.inventory is not None else ""
@@ -178,19 +194,19 @@ def _tell_joined(nodes: Sequence[NodeStart]) -> None:
 def _nodes(given: Given, ip: str) -> tuple[NodeStart, ...]:
     """Return this machine's nodes, one per kind with devices; one without, when it has none."""
     manager = load_plugins()
-    native = {backend.kind: backend.native_resource for backend in manager.backends()}
+    backends = {backend.kind: backend for backend in manager.backends()}
     found = [node for node in local_inventories(manager, kinds=given.kinds) if node.devices]
     missing = set(given.kinds) - {node.kind for node in found}
     if missing:
         raise UnknownKind(f"this machine has no {', '.join(sorted(missing))} device", next=("hetero-llm devices",))
     if not found:
         return (_node(node_name(), ip, None, None),)
-    return tuple(_node(node.node, ip, replace(node, labels=given.labels), native.get(node.kind)) for node in found)
+    return tuple(_node(node.node, ip, replace(node, labels=given.labels), backends.get(node.kind)) for node in found)
 
 
-def _node(name: str, ip: str, inventory: NodeInventory | None, native: str | None) -> NodeStart:
+def _node(name: str, ip: str, inventory: NodeInventory | None, backend: Backend | None) -> NodeStart:
     host = inventory.host if inventory is not None else node_name()
-    return NodeStart(name=name, host=host, ip=ip, inventory=inventory, native_resource=native, environ=dict(os.environ))
+    return node_start(name, host, ip, inventory, backend, os.environ)
 
 
 def _token_of_environment() -> Path | None:

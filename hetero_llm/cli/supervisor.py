@@ -155,13 +155,16 @@ class Supervisor:
 
     def _start_cluster(self, nodes: Sequence[NodeInventory], manager: PluginManager) -> None:
         from hetero_llm.cluster.session import start_local
+        from hetero_llm.scheduler.resources import raylet_environ
 
         state.live_records()  # removes what a killed `serve` left behind
         self._display.step("starting a local cluster")
-        native = {backend.kind: backend.native_resource for backend in manager.backends()}
+        backends = {backend.kind: backend for backend in manager.backends()}
+        native = {kind: backend.native_resource for kind, backend in backends.items()}
+        environs = {node.kind: raylet_environ(node, backends[node.kind]) for node in nodes if node.kind in backends}
         self._import.join()
         with self._signals.deferred():
-            self._session = start_local(nodes, native)
+            self._session = start_local(nodes, native, environs)
             self._record = state.update_record(
                 self._record, address=self._session.address, temp_dir=self._session.temp_dir
             )

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import ray
 
-from hetero_llm.cluster.names import LEASE_LATE_S, LEASE_PERIOD_S, NAMESPACE, ON_HEAD, SCHEDULER
+from hetero_llm.cluster.names import LEASE_LATE_S, LEASE_PERIOD_S, NAMESPACE, SCHEDULER
 from hetero_llm.cluster.nodes import published_nodes
 from hetero_llm.cluster.pools import ConfiguredModel
 from hetero_llm.cluster.ray_private import death_of, kv_get, kv_put

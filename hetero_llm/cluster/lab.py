@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetero_llm.cluster.address import make_token, use_token
 from hetero_llm.cluster.lab_file import LabNode
-from hetero_llm.cluster.node_agent import NodeAgent, NodeStart
+from hetero_llm.cluster.node_agent import NodeAgent, node_start
 from hetero_llm.cluster.session import LOOPBACK
 from hetero_llm.errors import ClusterStartFailed, NodeLost
 from hetero_llm.inventory.node import discover_kinds
@@ -47,8 +47,11 @@ class Lab:
         make_token(Path(self.token))
         use_token(self.token)
         self.nodes = _discover(wanted)
-        native = {backend.kind: backend.native_resource for backend in manager.backends()}
-        head, *others = [_node_start(lab, node, native) for lab, node in zip(wanted, self.nodes, strict=True)]
+        backends = {backend.kind: backend for backend in manager.backends()}
+        head, *others = [
+            node_start(node.node, node.host, LOOPBACK, node, backends.get(node.kind), lab.environ(os.environ))
+            for lab, node in zip(wanted, self.nodes, strict=True)
+        ]
         self.agent.start_head(head, 0)
         self.agent.join(self.agent.address, others)
         self.agent.register()
@@ -97,15 +100,4 @@ def _inventory(node: LabNode, probe: Probe) -> NodeInventory:
         devices=found.devices,
         problems=found.problems,
         labels=node.labels,
-    )
-
-
-def _node_start(lab: LabNode, node: NodeInventory, native: dict[str, str | None]) -> NodeStart:
-    return NodeStart(
-        name=node.node,
-        host=node.host,
-        ip=LOOPBACK,
-        inventory=node,
-        native_resource=native.get(node.kind),
-        environ=lab.environ(os.environ),
     )

@@ -20,7 +20,14 @@ from hetero_llm.cluster.raylet import Raylet, RayletSpec, Started, end_all
 from hetero_llm.cluster.session import attach, detach, end_leftovers
 from hetero_llm.errors import ClusterStartFailed, ClusterUnreachable, NodeNameTaken, VersionMismatch
 from hetero_llm.model import NodeInventory
-from hetero_llm.scheduler.resources import LABEL_PREFIX, explicit_resources, label_value, node_labels
+from hetero_llm.plugin import Backend
+from hetero_llm.scheduler.resources import (
+    LABEL_PREFIX,
+    explicit_resources,
+    label_value,
+    node_labels,
+    raylet_environ,
+)
 
 VERSION_DEADLINE_S = 10.0
 """Time a cluster gets to say which versions it runs."""
@@ -69,12 +76,32 @@ class NodeStart:
         )
 
 
+def node_start(
+    name: str,
+    host: str,
+    ip: str,
+    inventory: NodeInventory | None,
+    backend: Backend | None,
+    environ: Mapping[str, str],
+) -> NodeStart:
+    """Return how to start a node; `backend` is that of its kind, None for a kind without a plugin, or no kind.
+
+    The variables the raylet takes device ids from are added to `environ`.
+    """
+    native = backend.native_resource if backend is not None else None
+    ids = raylet_environ(inventory, backend) if inventory is not None and backend is not None else {}
+    return NodeStart(
+        name=name, host=host, ip=ip, inventory=inventory, native_resource=native, environ={**environ, **ids}
+    )
+
+
 class NodeAgent:
     """Some nodes of one cluster, all on this machine. `leave` in every case, also after a start that failed.
 
     Attributes:
         root: folder of the nodes' files, made here and removed by `leave`.
         address: ``host:port`` of the cluster, empty before it is known.
+        registered: the nodes with devices, as they were published.
     """
 
     def __init__(self) -> None:
@@ -83,7 +110,7 @@ class NodeAgent:
         self.address = ""
         self._nodes: list[NodeStart] = []
         self._raylets: list[Raylet] = []
-        self._registered: tuple[str, ...] = ()
+        self.registered: tuple[NodeInventory, ...] = ()
 
     def start_head(self, node: NodeStart, port: int) -> None:
         """Start a new cluster with `node` as its head, at `port` or, with 0, at any free one.
@@ -125,7 +152,7 @@ class NodeAgent:
             give_up = time.monotonic() + name_deadline_s
             for inventory in _placed(self._nodes, started):
                 _publish(inventory, give_up)
-                self._registered += (inventory.node,)
+                self.registered += (inventory,)
         finally:
             # Nothing of the cluster depends on this process, and Ray ends a driver whose node it loses.
             detach()
@@ -144,15 +171,15 @@ class NodeAgent:
         Raises:
             ClusterUnreachable: it does not answer.
         """
-        names, self._registered = self._registered, ()
-        if not names:
+        nodes, self.registered = self.registered, ()
+        if not nodes:
             return
         attach(self.address)
         try:
             from hetero_llm.cluster.nodes import withdraw_node
 
-            for name in names:
-                withdraw_node(name)
+            for node in nodes:
+                withdraw_node(node.node)
         finally:
             detach()
 

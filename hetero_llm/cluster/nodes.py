@@ -12,8 +12,8 @@ from dataclasses import replace
 import msgspec
 import ray
 
-from hetero_llm.cluster.ray_private import kv_delete, kv_get, kv_list, kv_put
-from hetero_llm.errors import NodeNameTaken, NodeUnknown
+from hetero_llm.cluster.ray_private import kv_delete, kv_get, kv_list, kv_put, kv_put_at
+from hetero_llm.errors import ClusterUnreachable, NodeNameTaken, NodeUnknown
 from hetero_llm.model import Inventory, NodeInventory, ReplicaState, ReplicaStatus
 
 _NAMESPACE = "hetero-llm-nodes"
@@ -35,6 +35,18 @@ def publish_node(node: NodeInventory) -> None:
                 next=("hetero-llm node list", "give this one another name: HETERO_LLM_NODE_NAME=NAME"),
             )
     kv_put(_NAMESPACE, node.node, msgspec.json.encode(node))
+
+
+def republish_node(address: str, node: NodeInventory) -> None:
+    """Make what changed about a published node known to the cluster at `address`; no connection is needed or kept.
+
+    Raises:
+        ClusterUnreachable: it does not answer.
+    """
+    try:
+        kv_put_at(address, _NAMESPACE, node.node, msgspec.json.encode(node))
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        raise ClusterUnreachable(f"the cluster at {address} does not answer", cause=str(error)) from error
 
 
 def withdraw_node(name: str) -> None:

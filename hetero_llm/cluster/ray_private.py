@@ -145,6 +145,16 @@ def kv_put(namespace: str, key: str, value: bytes) -> None:
     internal_kv._internal_kv_put(key.encode(), value, namespace=namespace.encode())
 
 
+def kv_put_at(address: str, namespace: str, key: str, value: bytes) -> None:
+    """Store bytes in the key-value store of the cluster at `address`, without becoming a driver of it.
+
+    Raises:
+        ray.exceptions.RaySystemError: the cluster does not answer.
+    """
+    client = ray._raylet.GcsClient(address=address)
+    client.internal_kv_put(key.encode(), value, True, namespace.encode(), timeout=10.0)
+
+
 def kv_get(namespace: str, key: str) -> bytes | None:
     """Return bytes stored by `kv_put`, or None."""
     value: bytes | None = internal_kv._internal_kv_get(key.encode(), namespace=namespace.encode())

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from hetero_llm.cluster.address import check_reachable, check_welcome, make_toke
 from hetero_llm.cluster.names import GATEWAY_APP, NAMESPACE
 from hetero_llm.cluster.raylet import OBJECT_STORE_BYTES, Raylet, RayletSpec, end_all
 from hetero_llm.errors import ClusterStartFailed, ClusterUnreachable, HeteroError, NotRunning
-from hetero_llm.model import Inventory, NodeInventory, ReplicaState
+from hetero_llm.model import Inventory, NodeInventory, RoutingTable
 from hetero_llm.scheduler.resources import explicit_resources, node_labels
 
 LOOPBACK = "127.0.0.1"
@@ -55,16 +56,12 @@ class Session:
         """Return the cluster's nodes; `held_by` says which replica holds a device now."""
         import ray
 
+        from hetero_llm.cluster.nodes import with_holders
+
         inventory = msgspec.json.decode(ray.get(self.scheduler.inventory.remote()), type=Inventory)
         table = ray.get(self.scheduler.table.remote(-1, 10.0))
-        replicas = msgspec.json.decode(table)["replicas"] if table else []
-        gone = (ReplicaState.FAILED, ReplicaState.STOPPED)
-        held = {uid: r["replica"] for r in replicas if r["state"] not in gone for uid in r["devices"]}
-        nodes = tuple(
-            replace(node, devices=tuple(replace(d, held_by=held.get(d.uid, d.held_by)) for d in node.devices))
-            for node in inventory.nodes
-        )
-        return Inventory(nodes=nodes)
+        replicas = msgspec.json.decode(table, type=RoutingTable).replicas if table else ()
+        return Inventory(nodes=with_holders(inventory.nodes, replicas))
 
     def end_idle_gateway(self) -> None:
         """End the gateway when no model is left that it could serve, so that its port is free for the next one."""
@@ -108,12 +105,17 @@ class Session:
             time.sleep(0.1)
 
 
-def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str | None]) -> Session:
+def start_local(
+    inventories: Sequence[NodeInventory],
+    native: Mapping[str, str | None],
+    environs: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> Session:
     """Start a Ray cluster on this machine, one Ray node per kind, and register their devices as resources.
 
     Args:
         inventories: this machine's nodes, one per kind; the first becomes the head.
         native: kind → Ray resource that hands out its device ids, None where devices are leased.
+        environs: kind → variables of its raylet, from `hetero_llm.scheduler.resources.raylet_environ`.
 
     Raises:
         ClusterStartFailed: Ray did not come up.
@@ -127,11 +129,13 @@ def start_local(inventories: Sequence[NodeInventory], native: Mapping[str, str |
 
     raylets: list[Raylet] = []
     try:
-        ray_ids = [_start_head(inventories[:1], native, temp_dir)]
+        with _environment(environs.get(inventories[0].kind, {}) if inventories else {}):
+            ray_ids = [_start_head(inventories[:1], native, temp_dir)]
         address = ray.get_runtime_context().gcs_address
         # Appended one by one: what was started is ended with the rest when a later one fails.
         for node in inventories[1:]:
-            raylets.append(Raylet(_raylet_spec(node, native, temp_dir, address), os.environ))
+            environ = {**os.environ, **environs.get(node.kind, {})}
+            raylets.append(Raylet(_raylet_spec(node, native, temp_dir, address), environ))
         session = Session(address, temp_dir, True, _scheduler(), raylets)
         ray_ids += [raylet.wait_started().ray_node_id for raylet in raylets]
         quiet_ray()
@@ -273,6 +277,21 @@ def end_leftovers(temp_dir: str | None) -> None:
     psutil.wait_procs(ours, timeout=5.0)
     shutil.rmtree(temp_dir, ignore_errors=True)
     lease.sweep()
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Let what is started meanwhile see `changes`; this process itself is of no kind."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -61,13 +61,14 @@ class EngineShare:
             if device.accelerator == spec.accelerator and device.health in USABLE_HEALTH
         }
         if backend.native_resource is not None:
-            devices = _assigned_devices(backend, tuple(usable.values()), count)
+            # Leased as well: another cluster on this machine must not take them, nor leftovers stay behind.
+            wanted = tuple(device.uid for device in _assigned_devices(backend, tuple(usable.values()), count))
         else:
             planned = tuple(uid for uid in spec.planned if uid in usable)
             # Ray chooses the node; it may put more replicas on one than the plan had there.
             wanted = planned if len(planned) >= count else tuple(usable)
-            self._lease = DeviceLease.acquire(wanted, count, self._replica, deadline_s=DEVICE_WAIT_S)
-            devices = tuple(usable[uid] for uid in self._lease.uids)
+        self._lease = DeviceLease.acquire(wanted, count, self._replica, deadline_s=DEVICE_WAIT_S)
+        devices = tuple(usable[uid] for uid in self._lease.uids)
         self.member = Member(node=node.node, address=node.address, devices=devices)
         return self.member
 

@@ -22,9 +22,9 @@ import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus
 
+from hetero_llm.cluster.applications import start_serve
 from hetero_llm.cluster.child import ChildProcess
 from hetero_llm.cluster.controller import find_scheduler
-from hetero_llm.cluster.applications import start_serve
 from hetero_llm.cluster.names import GATEWAY_APP, ON_HEAD
 from hetero_llm.cluster.ray_private import bind_serve_rpc
 from hetero_llm.cluster.resident import release_startup_pages

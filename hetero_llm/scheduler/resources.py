@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hetero_llm.model import Health, NodeInventory
+from hetero_llm.plugin import Backend
 
 LABEL_PREFIX = "hetero-llm.io/"
 
@@ -65,6 +66,16 @@ def replica_resources(kind: str, accelerator: str, native_resource: str | None, 
     if native_resource is not None:
         asked[native_resource] = float(devices)
     return asked
+
+
+def raylet_environ(node: NodeInventory, backend: Backend) -> dict[str, str]:
+    """Return the variables a node's raylet takes the ids from that it hands out: those of usable devices only.
+
+    Left to itself Ray counts from 0, and would assign a device that failed. Empty where devices are leased.
+    """
+    if backend.native_resource is None:
+        return {}
+    return dict(backend.device_env([device for device in node.devices if device.health in USABLE_HEALTH]))
 
 
 def node_labels(node: NodeInventory) -> dict[str, str]:

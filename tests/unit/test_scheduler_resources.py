@@ -6,6 +6,7 @@ from hetero_llm.scheduler.resources import (
     label_value,
     node_labels,
     node_resources,
+    raylet_environ,
     replica_resources,
 )
 
@@ -85,3 +86,23 @@ def test_versions_nobody_knows_give_no_label():
 )
 def test_label_values_have_only_what_ray_takes(text: str, label: str):
     assert label_value(text) == label
+
+
+class _Native:
+    """As much of a backend as the question needs: how ids are written is the backend's business."""
+
+    native_resource = "NPU"
+
+    def device_env(self, devices):
+        return {"SEEN": ",".join(str(device.index) for device in devices)}
+
+
+def test_a_raylet_hands_out_the_ids_of_usable_devices_only():
+    devices = [_device(0), _device(1, health=Health.FAILED), _device(2, health=Health.DEGRADED), _device(3)]
+    assert raylet_environ(_node(*devices), _Native()) == {"SEEN": "0,2,3"}
+
+
+def test_a_kind_whose_devices_are_leased_tells_the_raylet_nothing():
+    backend = _Native()
+    backend.native_resource = None
+    assert raylet_environ(_node(_device(0)), backend) == {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetero_llm.plugin import Check
 from hetero_llm.plugin.interfaces import interface_of
-from hetero_llm_ascend import devnodes, isolated, npu_smi, ports, versions, visible
+from hetero_llm_ascend import devnodes, discovery, isolated, npu_smi, ports, versions, visible
 from hetero_llm_ascend.devnodes import ROOT
 
 USER_GROUP = "HwHiAiUser"
@@ -27,7 +27,7 @@ _IMAGE = "start the node from the vllm-ascend image of one version"
 
 def doctor(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> tuple[Check, ...]:
     """Return all checks; one that says there is no NPU here when nothing hints at any."""
-    if not devnodes.physical_ids(root) and not devnodes.pci_addresses(root) and npu_smi.tool_path() is None:
+    if not discovery.is_present(root):
         return (Check(name="ascend.devices", ok=None, text="no NPU here, and no driver for one"),)
     return (
         driver(root),

@@ -92,7 +92,7 @@ def accelerator_name(name: str, npu_name: str = "") -> str:
     ``Ascend 910B2`` and ``910B2`` are ``910B2``; ``Ascend910`` with second name ``9391`` is ``910_9391``;
     ``Ascend950PR_9582`` is ``950PR``. Other names keep what a Ray resource and a label may contain.
     """
-    text = re.sub(r"^ascend[\s_-]*", "", name.strip(), flags=re.IGNORECASE)
+    text = name.strip().removeprefix("Ascend").strip()
     if text == "910" and re.fullmatch(r"\d{4}", npu_name.strip()):
         text = f"910_{npu_name.strip()}"
     if match := re.fullmatch(r"(950[A-Z]*)_\d+", text):

@@ -222,8 +222,6 @@ def _names(library: ctypes.CDLL, place: _Place) -> tuple[str, str]:
     try:
         place.call(library, "get_device_chip_info" if place.v2 else "get_device_chip_info_v2", byref(info))
     except DcmiError:
-        if place.v2:
-            raise
         place.call(library, "get_device_chip_info", byref(info))
     return _text(info.chip_name), _text(info.npu_name)
 

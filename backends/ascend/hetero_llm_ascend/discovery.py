@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hetero_llm.plugin import Device, DeviceUsage, Discovery, Health, Problem
-from hetero_llm_ascend import devnodes, isolated, npu_smi, visible
+from hetero_llm_ascend import devnodes, isolated, npu_smi, versions, visible
 from hetero_llm_ascend.chip import Chip, Failure, Reading, accelerator_name
 from hetero_llm_ascend.dcmi_library import NAME as DCMI_LIBRARY
 from hetero_llm_ascend.dcmi_library import PLACES as DCMI_PLACES
@@ -29,6 +29,7 @@ _DCMI_DEADLINE_S = 3.0
 _TOOL_DEADLINE_S = 4.0
 _DISCOVERY_FAILED = "HL203"
 _DEVICE_UNUSABLE = "HL206"
+_ENGINE_UNFIT = "HL504"
 
 
 def discover(
@@ -44,7 +45,7 @@ def discover(
         return Discovery(problems=tuple(_unusable(failures, root)))
     devices = _devices(reading, root, host or socket.gethostname())
     problems = [_problem(text) for text in reading.faults]
-    problems += [*_uncounted(reading), *_later_source(reading, failures)]
+    problems += [*_uncounted(reading), *_later_source(reading, failures), *_unfit_engine()]
     try:
         wanted = visible.allowed(environ)
     except ValueError as error:
@@ -57,14 +58,14 @@ def discover(
 def usage(devices: Sequence[Device], root: Path = ROOT, host: str | None = None) -> tuple[DeviceUsage, ...]:
     """Return a reading per device, in the order given; what is not measured, or gone, is None."""
     reading, _ = read_chips(root, DEADLINE_S)
-    chips = reading.chips if reading else ()
-    by_uid = {_uid(chip, host or socket.gethostname()): chip for chip in chips}
+    chips = sorted(reading.chips, key=_order) if reading else []
+    by_uid = dict(zip(_uids(chips, host or socket.gethostname()), chips, strict=True))
     return tuple(_usage(device.uid, by_uid.get(device.uid, Chip())) for device in devices)
 
 
 def read_chips(root: Path, deadline_s: float) -> tuple[Reading | None, list[Failure]]:
     """Return the first reading with chips, and what the sources before it failed of. No reading: there is no chip."""
-    if not _is_present(root):
+    if not is_present(root):
         return None, []
     deadline, failures = time.monotonic() + deadline_s, list[Failure]()
     nodes = devnodes.read(root)
@@ -92,8 +93,8 @@ def _sources(deadline: float) -> tuple[Callable[[], Reading], ...]:
     )
 
 
-def _is_present(root: Path) -> bool:
-    """Return whether anything here hints at NPUs; without a hint nothing is started."""
+def is_present(root: Path = ROOT) -> bool:
+    """Return whether anything here hints at NPUs; without a hint no source is asked."""
     if devnodes.physical_ids(root) or devnodes.pci_addresses(root) or npu_smi.tool_path() or find_spec("acl"):
         return True
     folders = (*DCMI_PLACES, *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
@@ -104,11 +105,11 @@ def _devices(reading: Reading, root: Path, host: str) -> tuple[Device, ...]:
     chips = sorted(reading.chips, key=_order)
     first_free = 1 + max((chip.logical_id for chip in chips if chip.logical_id is not None), default=-1)
     devices: list[Device] = []
-    for chip in chips:
+    for chip, uid in zip(chips, _uids(chips, host), strict=True):
         if chip.logical_id is not None:
-            devices.append(_device(chip, chip.logical_id, root, host))
+            devices.append(_device(chip, chip.logical_id, uid, root))
             continue
-        device = _device(chip, first_free, root, host)
+        device = _device(chip, first_free, uid, root)
         # /dev says nothing about health; any other source says that the runtime does not count this chip.
         devices.append(device if reading.source == devnodes.SOURCE else replace(device, health=Health.FAILED))
         first_free += 1
@@ -119,12 +120,12 @@ def _order(chip: Chip) -> tuple[bool, int, int, int]:
     return chip.logical_id is None, chip.logical_id or 0, chip.npu_id or 0, chip.physical_id or chip.chip_id
 
 
-def _device(chip: Chip, index: int, root: Path, host: str) -> Device:
+def _device(chip: Chip, index: int, uid: str, root: Path) -> Device:
     total, used = chip.memory_bytes, chip.used_bytes
     return Device(
         kind=KIND,
         accelerator=accelerator_name(chip.name, chip.npu_name),
-        uid=_uid(chip, host),
+        uid=uid,
         index=index,
         physical_index=chip.physical_id,
         card=chip.npu_id,
@@ -134,6 +135,12 @@ def _device(chip: Chip, index: int, root: Path, host: str) -> Device:
         numa=devnodes.numa_node(chip.bus_id, root),
         links=chip.links,
     )
+
+
+def _uids(chips: Sequence[Chip], host: str) -> list[str]:
+    """Return an identity per chip, unique: parts of one chip that was divided have its die and bus in common."""
+    uids = [_uid(chip, host) for chip in chips]
+    return [uid if uids.count(uid) == 1 else f"{uid}-{place}" for place, uid in enumerate(uids)]
 
 
 def _uid(chip: Chip, host: str) -> str:
@@ -193,6 +200,13 @@ def _uncounted(reading: Reading) -> Iterable[Problem]:
             name = accelerator_name(chip.name, chip.npu_name)
             text = f"{chip.place} ({name}, health {chip.health}) has no logical number: the runtime does not count it"
             yield _problem(text, f"npu-smi info -t health -i {chip.npu_id}", "npu-smi info -m", code=_DEVICE_UNUSABLE)
+
+
+def _unfit_engine() -> Iterable[Problem]:
+    """Yield why no engine can be started on the devices, however well they are."""
+    mismatch = versions.plugin_mismatch() or versions.torch_mismatch()
+    if mismatch:
+        yield _problem(mismatch, "start the node from the vllm-ascend image of one version", code=_ENGINE_UNFIT)
 
 
 def _problem(text: str, *advice: str, code: str = _DISCOVERY_FAILED) -> Problem:

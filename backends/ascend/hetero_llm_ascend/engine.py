@@ -43,7 +43,7 @@ def engine(spec: EngineSpec) -> EngineLaunch:
     return EngineLaunch(
         argv=(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", spec.model_path, *_flags(spec, local)),
         env=env,
-        env_remove=(*OTHER_VISIBLE_ENVS, *_STALE),
+        env_remove=tuple(dict.fromkeys((*OTHER_VISIBLE_ENVS, *_STALE))),
         headless=spec.node_rank > 0,
         phases=log.PHASES,
         root_causes=log.root_causes(env),
@@ -62,7 +62,7 @@ def _check_versions(devices: Sequence[Device]) -> None:
     if mismatch is None or all(device.simulated for device in devices):
         return
     advice = ("start the node from the vllm-ascend image of one version", "hetero-llm doctor ascend")
-    raise EngineUnfit("the engine of this Ascend node cannot be started", cause=mismatch, next=advice)
+    raise EngineUnfit(mismatch, cause="it would load, patch the other version, and die later", next=advice)
 
 
 def _flags(spec: EngineSpec, devices: Sequence[Device]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from hetero_llm_ascend import visible
+from hetero_llm_ascend import bounded, visible
 from hetero_llm_ascend.chip import Failure, Reading
 
 _DOCTOR = ("hetero-llm doctor ascend",)
@@ -26,9 +26,7 @@ def read(source: str, deadline_s: float) -> Reading:
     env["PYTHONPATH"] = os.pathsep.join(_import_path())
     argv = (sys.executable, "-m", "hetero_llm_ascend.isolated", source)
     try:
-        done = subprocess.run(
-            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, check=False
-        )
+        done = bounded.run(argv, env, deadline_s)
     except subprocess.TimeoutExpired:
         return _failed(source, f"{source} did not answer within {deadline_s:.1f} s")
     if done.returncode != 0:
@@ -43,7 +41,7 @@ def load_error(library: str, deadline_s: float = 10.0) -> str | None:
     """Return why the loader cannot load a shared library, in its words; None when it can."""
     argv = (sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", library)
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, check=False)
+        done = bounded.run(argv, os.environ, deadline_s)
     except subprocess.TimeoutExpired:
         return f"loading did not end within {deadline_s:.0f} s"
     if done.returncode == 0:

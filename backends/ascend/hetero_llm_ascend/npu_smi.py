@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hetero_llm_ascend import codes
+from hetero_llm_ascend import bounded, codes
 from hetero_llm_ascend.chip import Chip, Failure, Reading, accelerator_name
 from hetero_llm_ascend.npu_smi_table import Mapped, parse_board, parse_info, parse_map
 
@@ -53,14 +53,7 @@ def run(tool: str, arguments: tuple[str, ...], deadline: float) -> str:
     command = " ".join((TOOL, *arguments))
     timeout_s = max(0.1, deadline - time.monotonic())
     try:
-        done = subprocess.run(
-            (tool, *arguments),
-            env={**os.environ, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        done = bounded.run((tool, *arguments), {**os.environ, "LC_ALL": "C"}, timeout_s)
     except subprocess.TimeoutExpired as error:
         raise ToolFailed(f"{command} did not end within {timeout_s:.1f} s") from error
     except OSError as error:

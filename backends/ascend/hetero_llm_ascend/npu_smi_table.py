@@ -21,7 +21,7 @@ from hetero_llm.plugin import Health
 from hetero_llm_ascend.chip import MIB, Chip
 
 _COLUMNS = (
-    r"NPU ID|NPU Util\(%\)|NPU|Name|Chip|Device|Phy-ID|Health|Bus-Id|Power\(W\)|Temp\(C\)"
+    r"NPU Util\(%\)|NPU|Name|Chip|Device|Phy-ID|Health|Bus-Id|Power\(W\)|Temp\(C\)"
     r"|Hugepages-Usage\(page\)|AICore\(%\)|Memory-Usage\(MB\)|HBM-Usage\(MB\)"
 )
 _PAIR = re.compile(r"(\d+)\s*/\s*(\d+)")
@@ -98,7 +98,7 @@ def _split_header(rows: list[_Cells]) -> tuple[tuple[list[list[str]], list[list[
     for place, cells in enumerate(rows[:-1]):
         names = [re.findall(_COLUMNS, cell) for cell in cells]
         flat = [name for cell in names for name in cell]
-        if "Health" in flat and ({"NPU", "NPU ID"} & set(flat)):
+        if "Health" in flat and "NPU" in flat:
             return (names, [re.findall(_COLUMNS, cell) for cell in rows[place + 1]]), rows[place + 2 :]
     return ([], []), []
 
@@ -107,9 +107,7 @@ def _fields(header: list[list[str]], cells: _Cells) -> dict[str, str]:
     """Return the values of a row by column. The last column of a cell takes all that is left of it."""
     fields: dict[str, str] = {}
     for names, cell in zip(header, cells, strict=False):
-        # "31604/ 65536" and "0    / 0" are one value each.
-        joined = re.sub(r"\s*/\s*", "/", cell)
-        fields |= zip(names, joined.split(None, max(0, len(names) - 1)), strict=False)
+        fields |= zip(names, cell.split(None, max(0, len(names) - 1)), strict=False)
     return fields
 
 
@@ -120,7 +118,7 @@ def _is_first(fields: Mapping[str, str]) -> bool:
 
 
 def _npu_id(fields: Mapping[str, str]) -> int | None:
-    return _integer(fields.get("NPU ID", fields.get("NPU", "")))
+    return _integer(fields.get("NPU", ""))
 
 
 def _chip(first: Mapping[str, str], second: Mapping[str, str]) -> Chip:

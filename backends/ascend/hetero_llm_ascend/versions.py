@@ -79,8 +79,8 @@ def torch_mismatch(look_up: Installed = installed) -> str | None:
 
 def release(version: str) -> str:
     """Return the first three numbers of a version, ``0.23.0`` for ``0.23.0rc1`` and ``v0.23.0+empty``."""
-    numbers = re.findall(r"\d+", re.split(r"[+-]|a\d|b\d|rc|\.?dev|\.?post", version)[0])
-    return ".".join((*numbers, "0", "0")[:3])
+    match = re.match(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", version)
+    return ".".join(match.groups("0")) if match else version
 
 
 def platform_plugins() -> tuple[metadata.EntryPoint, ...]:
@@ -104,5 +104,5 @@ def _stated_version(path: Path) -> str | None:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    match = re.search(r"^\s*(?:package_|runtime_running_)?version\s*=\s*\[?(?:[\d.]*:)?([\w.]+)", text, re.I | re.M)
+    match = re.search(r"^\s*(?:package_|runtime_running_)?version\s*=\s*\[?([\w.]+)", text, re.I | re.M)
     return match[1] if match else None
