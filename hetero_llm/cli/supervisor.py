@@ -252,6 +252,10 @@ def plan_all(
 ) -> list[Plan]:
     """Plan the models one after the other on the same nodes.
 
+    Args:
+        strict: what is planned is about to be served: it must fit and be on this machine. Otherwise the hub is asked
+            about models that are not.
+
     Raises:
         PlanInfeasible: one does not fit, and `strict`.
         UnknownModel, ModelFolderInvalid: as `hetero_llm.models.store.resolve`.
@@ -260,7 +264,7 @@ def plan_all(
 
     rules, plans = kind_rules(manager), []
     for request in requests:
-        facts = resolve(request.source, prepare=False).facts
+        facts = resolve(request.source, prepare=False, ask_hub=not strict).facts
         plan = plan_request(request, facts, nodes, rules)
         if strict and not plan.feasible:
             raise infeasible(request, plan)

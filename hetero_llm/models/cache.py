@@ -30,8 +30,16 @@ Progress = Callable[[str, int | None, int | None], None]
 
 def models_dir() -> Path:
     """Return the folder of converted models; it need not exist. ``HETERO_LLM_CACHE_DIR`` moves the cache."""
-    root = os.environ.get("HETERO_LLM_CACHE_DIR") or platformdirs.user_cache_dir("hetero-llm")
-    return Path(root).expanduser() / "models"
+    return _root() / "models"
+
+
+def outlines_dir() -> Path:
+    """Return the folder of what plans know of models that are only on the hub; it need not exist."""
+    return _root() / "outlines"
+
+
+def _root() -> Path:
+    return Path(os.environ.get("HETERO_LLM_CACHE_DIR") or platformdirs.user_cache_dir("hetero-llm")).expanduser()
 
 
 @contextmanager

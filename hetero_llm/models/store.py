@@ -16,6 +16,7 @@ from hetero_llm.models.aliases import ALIASES, DEFAULT_ALIAS, Alias
 from hetero_llm.models.cache import Progress
 from hetero_llm.models.convert import prepared_folder
 from hetero_llm.models.facts import read_facts
+from hetero_llm.models.outline import fetch_outline
 
 __all__ = ["DEFAULT_ALIAS", "ModelListing", "Progress", "ResolvedModel", "list_models", "remove", "resolve", "show"]
 
@@ -58,13 +59,16 @@ class ModelListing:
     facts: ModelFacts
 
 
-def resolve(model: str, *, progress: Progress | None = None, prepare: bool = True) -> ResolvedModel:
+def resolve(
+    model: str, *, progress: Progress | None = None, prepare: bool = True, ask_hub: bool = False
+) -> ResolvedModel:
     """Find `model`: an alias, a folder, or the hub id of a model that is already downloaded.
 
     Args:
         progress: called with (phase, done, total) while a bundled model is converted; done and total are bytes.
         prepare: False gives the facts without converting anything, enough for a plan; of a folder or download it asks
             for no more than config.json and an index of the weights.
+        ask_hub: fetch those two of a hub id that is not downloaded; what comes back is not prepared.
 
     Raises:
         UnknownModel: it is none of these; the error says what was probably meant, or how to get it.
@@ -81,7 +85,7 @@ def resolve(model: str, *, progress: Progress | None = None, prepare: bool = Tru
         facts = read_facts(path, name, model, complete=prepare)
         return ResolvedModel(name=name, source=model, path=path, facts=facts)
     if hub.looks_like_hub_id(model):
-        return _resolve_hub_id(model, complete=prepare)
+        return _resolve_hub_id(model, complete=prepare, ask_hub=ask_hub)
     raise _unknown(model)
 
 
@@ -146,8 +150,12 @@ def _looks_like_path(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or model.endswith("/") or model.count("/") > 1
 
 
-def _resolve_hub_id(model: str, *, complete: bool = True) -> ResolvedModel:
+def _resolve_hub_id(model: str, *, complete: bool = True, ask_hub: bool = False) -> ResolvedModel:
     snapshot = hub.find_snapshot(model)
+    if snapshot is None and ask_hub:
+        outline = fetch_outline(model)
+        facts = replace(read_facts(outline, model, model, complete=False), path=None)
+        return ResolvedModel(name=model, source=model, path=outline, facts=facts, prepared=False)
     if snapshot is None:
         raise UnknownModel(
             f"{model} is not on this machine",

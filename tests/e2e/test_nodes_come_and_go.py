@@ -6,80 +6,28 @@ with an error event.
 
 import os
 import signal
-import time
 
 import psutil
 import pytest
-from steady_load import SteadyLoad
+from node_cluster import NodeCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-PATIENCE_S = 90.0
-HERE = ("--kind", "sim", "--address-of-this-node", "127.0.0.1")
-
-
-class Cluster:
-    """Nodes as `node start` and `node join` processes, and a model with as many replicas as fit."""
-
-    def __init__(self, sandbox, folder):
-        self.box = sandbox
-        self.nodes = {"n0": sandbox.start("node", "start", "--head", "--port", "0", *HERE, **self.env("n0"))}
-        self.address = self.wait(lambda: self.box.json("node", "list")["address"] if self.alive() == {"n0"} else None)
-        self.serve = sandbox.serve(str(folder), "--kind", "sim", "--replicas", "auto", "--max-model-len", "512")
-        self.serve.wait_ready()
-        self.model = self.serve.ready["models"][0]
-
-    def env(self, name):
-        return {
-            "HETERO_LLM_NODE_NAME": name,
-            "HETERO_LLM_SIM_NODE": name,
-            "HETERO_LLM_SIM_DEVICES": "fast=1",
-        }
-
-    def join(self, name):
-        self.nodes[name] = self.box.start("node", "join", self.address, *HERE, **self.env(name))
-
-    def alive(self):
-        done = self.box.run("node", "list", "-o", "json")
-        if done.returncode != 0:
-            return set()
-        return {node["node"] for node in self.box.json("node", "list")["nodes"] if node["alive"]}
-
-    def ready(self):
-        """Return replica → node of those that are ready."""
-        return {r["replica"]: r["node"] for r in self.serve.replicas() if r["state"] == "ready"}
-
-    def wait_ready_on(self, *names):
-        self.wait(lambda: sorted(self.ready().values()) == sorted(names))
-
-    def wait(self, condition, deadline_s=PATIENCE_S):
-        end = time.monotonic() + deadline_s
-        while not (answer := condition()):
-            assert time.monotonic() < end, f"not in {deadline_s} s; replicas: {self.serve.replicas()}"
-            time.sleep(0.3)
-        return answer
-
-    def load(self):
-        return SteadyLoad(self.serve.url, self.model)
+FAST = {"HETERO_LLM_SIM_DEVICES": "fast=1"}
 
 
 @pytest.fixture(scope="module")
 def cluster(module_sandbox, tiny_model):
-    running = Cluster(module_sandbox, tiny_model("tiny-qwen2"))
+    running = NodeCluster(module_sandbox, "n0", "sim", **FAST)
+    running.deploy(str(tiny_model("tiny-qwen2")), "--kind", "sim", "--replicas", "auto", "--max-model-len", "512")
     yield running
-    running.serve.interrupt()
-    assert running.serve.wait() == 130
-    for node in reversed(list(running.nodes.values())):
-        if node.poll() is None:
-            node.send_signal(signal.SIGTERM)
-            assert node.wait(90) == 130
-    assert module_sandbox.leftovers() == []
+    running.end()
 
 
 def test_a_node_that_joins_is_used_by_itself_and_nobody_notices(cluster):
     with cluster.load() as load:
         for name in ("n1", "n2", "n3"):
-            cluster.join(name)
+            cluster.join(name, "sim", **FAST)
         cluster.wait_ready_on("n0", "n1", "n2", "n3")
         load.wait_for_more(60)
         assert set(load.replicas(40)) == set(cluster.ready())
@@ -102,7 +50,7 @@ def test_a_killed_node_costs_only_what_it_was_streaming(cluster):
 
 
 def test_a_node_that_comes_back_is_used_again(cluster):
-    cluster.join("n3")
+    cluster.join("n3", "sim", **FAST)
     with cluster.load() as load:
         cluster.wait_ready_on("n0", "n1", "n2", "n3")
         load.wait_for_more(40)
@@ -110,7 +58,7 @@ def test_a_node_that_comes_back_is_used_again(cluster):
     assert load.failures() == []
 
 
-def test_a_drained_node_is_empty_and_nobody_noticed(cluster):
+def test_a_node_whose_replicas_have_no_other_place_is_not_drained(cluster):
     with cluster.load() as load:
         load.wait_for_more(20)
         refused = cluster.box.run("drain", "n2")
