@@ -56,6 +56,8 @@ def read_config_file(path: Path) -> ConfigFile:
         raise ConfigUnreadable(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except yaml.YAMLError as error:
         raise ConfigUnreadable(f"{_mark(path, error)}: not YAML: {_problem(error)}") from error
+    except RecursionError as error:
+        raise ConfigUnreadable(f"{path}: nested too deeply, or an alias that stands for itself") from error
     if not isinstance(values, dict):
         raise ConfigInvalid(f"{path}:1:1: the top level must be a mapping, not a {type(values).__name__}")
     return ConfigFile(path, values, places)
@@ -74,7 +76,13 @@ def _value(node: yaml.Node, path: KeyPath, places: dict[KeyPath, tuple[int, int]
         for position, item in enumerate(node.value):
             places[(*path, position)] = _at(item)
         return [_value(item, (*path, position), places, file) for position, item in enumerate(node.value)]
-    return _scalar(node)
+    try:
+        return _scalar(node)
+    except ValueError as error:  # it looks like a date, say, and is none
+        row, column = _at(node)
+        raise ConfigInvalid(
+            f"{file}:{row}:{column}: {node.value!r} cannot be read", cause=str(error), next=("put it in quotes",)
+        ) from error
 
 
 def _mapping(

@@ -87,7 +87,7 @@ def env_layer(environ: Mapping[str, str]) -> Layer:
 def _env_value(name: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: it looks like a date, say, and is none
         raise ConfigInvalid(f"env {name}: {text!r} is not a YAML value") from error
 
 

@@ -129,6 +129,12 @@ class KeysUnreadable(HeteroError):
     exit_code = ExitCode.USAGE
 
 
+class FolderUnusable(HeteroError):
+    """The folder for records and logs cannot be made, read or written; ``HETERO_LLM_STATE_DIR`` names another one."""
+
+    code = "HL106"
+
+
 # -- HL2xx: devices and plugins ---------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero_llm.cli.redaction import redactor
-from hetero_llm.errors import HeteroError, UsageError
+from hetero_llm.errors import FolderUnusable, HeteroError, UsageError
 from hetero_llm.model import to_data
 
 LOG_TAIL_BYTES = 200_000
@@ -155,8 +155,8 @@ def _logs(missing: list[str]) -> dict[str, str]:
 
     try:
         root = state_dir()
-    except OSError as error:
-        missing.append(f"logs: {error.strerror}: {error.filename}")
+    except FolderUnusable as error:
+        missing.append(f"logs: {error}: {error.report.cause}")
         return {}
     newest = sorted(root.rglob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
     if not newest:

@@ -130,12 +130,16 @@ def check_space(name: str, folder: Path, wanted_bytes: int, advice: str) -> Chec
 def check_state() -> Check:
     """Return whether records and logs can be written."""
     from hetero_llm.cluster.state import state_dir
+    from hetero_llm.errors import FolderUnusable
 
     advice = "set HETERO_LLM_STATE_DIR to a folder you may write"
     try:
         folder = state_dir()
         with tempfile.TemporaryFile(dir=folder):
             return Check(name="state", ok=True, text=f"{folder} can be written")
+    except FolderUnusable as error:
+        text = f"{error}: {error.report.cause}"
+        return Check(name="state", ok=False, text=text, next=(advice,))
     except OSError as error:
         return Check(name="state", ok=False, text=f"cannot write: {error}", next=(advice,))
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetero_llm.cli import render
+from hetero_llm.cli.keeping import already_running
 from hetero_llm.cluster import state
 from hetero_llm.errors import EngineFailed, ErrorReport, from_report
 from hetero_llm.model import from_data
@@ -31,9 +32,7 @@ def record_name(model: str) -> str:
 
 def log_path(name: str) -> Path:
     """Return where a detached `serve` writes; the folder exists."""
-    folder = state.state_dir() / "logs"
-    folder.mkdir(exist_ok=True)
-    return folder / f"{name}.log"
+    return state.logs_dir() / f"{name}.log"
 
 
 def start_detached(argv: Sequence[str], name: str) -> state.ServeRecord:
@@ -45,7 +44,9 @@ def start_detached(argv: Sequence[str], name: str) -> state.ServeRecord:
         HeteroError: what the background process failed with.
     """
     path = log_path(name)
-    with path.open("wb") as log:
+    path.write_bytes(b"")
+    # Appended to: should two start under one name, neither writes over what the other says.
+    with path.open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "hetero_llm.cli", *argv],
             stdin=subprocess.DEVNULL,
@@ -68,6 +69,10 @@ def _wait(child: subprocess.Popen[bytes], name: str, path: Path) -> state.ServeR
             ended = child.poll() is not None
             _copy(log.read())
             record = state.read_record(name)
+            if record is not None and record.pid != child.pid:
+                if ended and state.is_alive(record):
+                    raise already_running(name)  # another command took the name a moment earlier
+                record = None
             if record is not None and record.ready and not ended:
                 return record
             if ended:
@@ -83,7 +88,8 @@ def _copy(text: str) -> None:
 
 
 def _failure(record: state.ServeRecord | None, status: int, path: Path) -> ErrorReport:
-    state.remove_record(path.stem)
+    if record is not None:
+        state.remove_record(record.name)
     if record is not None and record.error is not None:
         report = from_data(dict(record.error), ErrorReport)
         return report if report.log else ErrorReport(report.code, report.message, report.cause, report.next, str(path))

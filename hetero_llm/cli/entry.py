@@ -12,7 +12,7 @@ import click
 
 from hetero_llm.cli import render
 from hetero_llm.cli.group import PROGRAM, cli
-from hetero_llm.errors import ExitCode, HeteroError, InternalError, UsageError
+from hetero_llm.errors import ExitCode, FolderUnusable, HeteroError, InternalError, UsageError
 
 
 def run(argv: Sequence[str]) -> int:
@@ -83,13 +83,12 @@ def _as_bug(error: Exception, argv: Sequence[str]) -> InternalError:
 
 
 def _save_traceback(error: Exception, argv: Sequence[str]) -> str | None:
-    from hetero_llm.cluster.state import state_dir
+    from hetero_llm.cluster.state import logs_dir
 
     try:
-        path = state_dir() / "logs" / f"bug-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = logs_dir() / f"bug-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
         path.write_text(f"{PROGRAM} {' '.join(argv)}\n\n{''.join(traceback.format_exception(error))}")
-    except OSError:  # no place to write to: the error itself still says all it can
+    except (FolderUnusable, OSError):  # no place to write to: the error itself still says all it can
         return None
     return str(path)
 

@@ -35,11 +35,12 @@ def keep_up(kept: Kept, record: state.ServeRecord, signals: StopSignals) -> int:
         AlreadyRunning: a living process has a record of this name.
         HeteroError: it did not come up, or fell apart.
     """
-    if not state.claim_record(record):
-        kept.end()
-        raise already_running(record.name)
     failure: HeteroError | None = None
+    claimed = False
     try:
+        claimed = state.claim_record(record)
+        if not claimed:
+            raise already_running(record.name)
         with signals.deferred():
             changes = kept.start()
             record = state.update_record(record, **changes, ready=True)
@@ -54,7 +55,8 @@ def keep_up(kept: Kept, record: state.ServeRecord, signals: StopSignals) -> int:
         try:
             kept.end()
         finally:
-            _end_record(record, failure)
+            if claimed:
+                _end_record(record, failure)
 
 
 def already_running(name: str) -> AlreadyRunning:

@@ -46,6 +46,7 @@ def up_command(ctx: click.Context, file: Path, output: render.Format) -> int:
     """
     from hetero_llm.cli.detach import NAME_ENV, start_detached
     from hetero_llm.cli.keeping import already_running
+    from hetero_llm.cli.signals import StopSignals
     from hetero_llm.cluster.lab_file import load_lab
     from hetero_llm.cluster.state import all_live_records
 
@@ -54,7 +55,8 @@ def up_command(ctx: click.Context, file: Path, output: render.Format) -> int:
         return _keep_up(nodes)
     if any(record.name == RECORD for record in all_live_records()):
         raise already_running(RECORD)
-    record = start_detached(ctx.find_object(list) or [], RECORD)
+    with StopSignals():  # whoever stops this command does not want the lab
+        record = start_detached(ctx.find_object(list) or [], RECORD)
     _show(record, nodes, output)
     return ExitCode.OK
 

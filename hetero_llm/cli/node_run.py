@@ -26,6 +26,9 @@ from hetero_llm.model import NodeInventory
 from hetero_llm.plugin import Backend, Discovery
 from hetero_llm.plugin.manager import PluginManager, load_plugins
 
+NAME_MAX = 100
+"""Letters of a node's name in the name of its record, which is a file's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
@@ -174,7 +177,7 @@ class _KeptNodes:
 
 
 def _run(kept: _KeptNodes, token: Path | None) -> int:
-    name = "node-" + re.sub(r"[^A-Za-z0-9._-]+", "-", node_name())
+    name = "node-" + re.sub(r"[^A-Za-z0-9._-]+", "-", node_name())[:NAME_MAX]
     record = state.new_record(name, started_unix_s=time.time(), role="node")
     record = replace(record, temp_dir=kept.agent.root, token=str(token) if token else None)
     with StopSignals() as signals:
@@ -219,7 +222,7 @@ def _own_token() -> Path | None:
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ["RAY_AUTH_MODE"] != "token":
         return None
     path = state.state_dir() / "token"
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         make_token(path)
     return path
 

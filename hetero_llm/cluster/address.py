@@ -61,7 +61,7 @@ def check_reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_DEADLINE_S).close()
-    except OSError as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last two: no such port, no such host name
         raise ClusterUnreachable(
             f"no cluster answers at {address}",
             cause=str(error),
@@ -79,13 +79,15 @@ def check_welcome(address: str) -> None:
 
 def has_port(address: str) -> bool:
     """Return whether this is ``host:port``; "auto" and "ray://…" are Ray's to resolve."""
-    return "/" not in address and address.rpartition(":")[2].isdecimal()
+    return "/" not in address and ":" in address and address.rpartition(":")[2].isdecimal()
 
 
 def make_token(path: Path) -> None:
-    """Write a new token that only its owner can read."""
-    path.touch(mode=0o600)
-    path.write_text(secrets.token_hex(32))
+    """Write a new token that only its owner can read; it is there whole or not at all."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft.touch(mode=0o600)
+    draft.write_text(secrets.token_hex(32))
+    draft.replace(path)
 
 
 def use_token(path: str | Path) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import ray
 from ray import serve
 
 from hetero_llm.cluster.applications import run_pools
@@ -29,7 +28,7 @@ def deploy_model(session: Session, deployment: ModelDeployment) -> None:
         max_model_len=min((replica.max_model_len for replica in replicas), default=None),
     )
     model = ConfiguredModel(entry=entry, pools=pools_of(deployment, replicas), deployment=deployment)
-    ray.get(session.scheduler.put_model.remote(msgspec.json.encode(model)))
+    session.ask("put_model", msgspec.json.encode(model))
     run_pools(model.pools)
 
 
@@ -40,16 +39,16 @@ def snapshot(session: Session) -> RoutingTable:
 
 def newer_snapshot(session: Session, newer_than: int, timeout_s: float) -> RoutingTable | None:
     """Return the next table whose version exceeds `newer_than`; None when nothing changed for `timeout_s`."""
-    table = ray.get(session.scheduler.table.remote(newer_than, timeout_s))
+    table = session.ask("table", newer_than, timeout_s)
     return None if table is None else msgspec.json.decode(table, type=RoutingTable)
 
 
 def delete_model(session: Session, name: str) -> None:
     """Stop a model: its replicas finish what they answer and end. Returns when they are gone."""
     quiet_ray()
-    for app in ray.get(session.scheduler.apps_of.remote(name)):
+    for app in session.ask("apps_of", name):
         serve.delete(app)
-    ray.get(session.scheduler.remove_model.remote(name))
+    session.ask("remove_model", name)
 
 
 def replica_log(session: Session, replica_prefix: str, tail_lines: int | None) -> Iterator[str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
-import ray
 
 from hetero_llm.cluster.deploy import snapshot
 from hetero_llm.cluster.nodes import with_holders
@@ -69,7 +68,7 @@ def _node(session: Session, name: str) -> NodeInventory:
 def _homeless(session: Session, leaving: NodeInventory) -> list[tuple[str, int]]:
     """Return application and number of the replicas on `leaving` that fit on no other node."""
     replicas = snapshot(session).replicas
-    models = msgspec.json.decode(ray.get(session.scheduler.models.remote()), type=tuple[ConfiguredModel, ...])
+    models = msgspec.json.decode(session.ask("models"), type=tuple[ConfiguredModel, ...])
     nodes = with_holders(session.inventory().nodes, replicas)
     without = tuple(replace(node, alive=node.alive and node.node != leaving.node) for node in nodes)
     affected = {status.app for status in _on(leaving, replicas)}

@@ -64,7 +64,11 @@ class Lab:
         """
         for name in self.agent.lost():
             if name == self.nodes[0].node:
-                raise NodeLost(f"node {name} ended by itself; it was the head")
+                raise NodeLost(
+                    f"node {name} ended by itself; it was the head",
+                    cause="Ray's processes failed, or were killed",
+                    next=("hetero-llm lab up FILE", "hetero-llm doctor"),
+                )
             if name not in self._gone:
                 self._gone.add(name)
                 tell(f"node {name} ended by itself")

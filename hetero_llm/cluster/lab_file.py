@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hetero_llm.config_file import ConfigFile, KeyPath, did_you_mean, read_config_file
-from hetero_llm.errors import ConfigInvalid
-from hetero_llm.inventory.override import NODE_NAME_ENV, PREFIX
+from hetero_llm.errors import ConfigInvalid, OverrideInvalid
+from hetero_llm.inventory.override import NODE_NAME_ENV, PREFIX, override
 
 _SIM_KIND = "sim"
 _SIM_DEVICES_ENV = "HETERO_LLM_SIM_DEVICES"
@@ -19,6 +19,8 @@ _SIM_NODE_ENV = "HETERO_LLM_SIM_NODE"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
 Kind = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*$")]
+Variable = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
+Value = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
 
 class _Strict(BaseModel):
@@ -40,10 +42,10 @@ class LabNode(_Strict):
 
     name: Name
     kind: Kind
-    devices: str | None = None
+    devices: Value | None = None
     host: Name | None = None
     labels: Mapping[Name, Name] = {}
-    env: Mapping[str, str] = {}
+    env: Mapping[Variable, Value] = {}
 
     @field_validator("env", "labels", mode="before")
     @classmethod
@@ -72,7 +74,8 @@ def load_lab(path: Path) -> tuple[LabNode, ...]:
 
     Raises:
         ConfigUnreadable: see `hetero_llm.config_file.read_config_file`.
-        ConfigInvalid: an unknown key, a wrong value, or a name that stands twice; the message has the place.
+        ConfigInvalid: an unknown key, a wrong value, a name that stands twice, or devices that cannot be read; the
+            message has the place.
     """
     file = read_config_file(path)
     try:
@@ -87,6 +90,7 @@ def load_lab(path: Path) -> tuple[LabNode, ...]:
             next=("nodes: [{name: gpu-a, kind: cuda, devices: 'count=1,type=H100-80GB,engine=sim'}]",),
         ) from error
     _check_unique(nodes, file)
+    _check_devices(nodes, file)
     return nodes
 
 
@@ -96,6 +100,18 @@ def _check_unique(nodes: tuple[LabNode, ...], file: ConfigFile) -> None:
         if node.name in seen:
             raise ConfigInvalid(f"{file.place(('nodes', position, 'name'))}: node {node.name!r} stands twice")
         seen.add(node.name)
+
+
+def _check_devices(nodes: tuple[LabNode, ...], file: ConfigFile) -> None:
+    for position, node in enumerate(nodes):
+        try:
+            override(node.kind, node.environ({}))
+        except OverrideInvalid as error:
+            key = "devices" if node.devices is not None else "env"
+            raise ConfigInvalid(
+                f"{file.place(('nodes', position, key))}: {key}: {error.report.cause}",
+                next=("devices: 'count=1,type=H100-80GB,engine=sim'",),
+            ) from error
 
 
 def _complaint(item: Mapping[str, Any], file: ConfigFile) -> str:

@@ -96,8 +96,9 @@ class Raylet:
                 process_group=0,
             )
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it ended at once; `wait_started` tells why
+            self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
+            self._process.stdin.flush()
 
     @property
     def pid(self) -> int:
@@ -128,7 +129,8 @@ class Raylet:
     def begin_end(self) -> None:
         """Tell the node to leave and return at once."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # what it was never able to read
+            self._process.stdin.close()
 
     def end(self, deadline_s: float = END_DEADLINE_S) -> None:
         """Take the node out of the cluster and return when nothing of it runs. Safe to call twice."""

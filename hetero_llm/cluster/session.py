@@ -30,6 +30,11 @@ from hetero_llm.scheduler.resources import explicit_resources, node_labels
 LOOPBACK = "127.0.0.1"
 """A local cluster listens here only: nothing of it can be reached from outside the machine."""
 
+SCHEDULER_AWAY_S = 30.0
+"""Time a scheduler that was killed gets to be there again; it takes a second or two."""
+
+RETRY_S = 0.2
+
 END_DEADLINE_S = 30.0
 """Time the applications of a cluster get to end before the cluster itself is ended."""
 
@@ -52,23 +57,41 @@ class Session:
     _raylets: list[Raylet] = field(default_factory=list)
     _closed: bool = False
 
-    def inventory(self) -> Inventory:
-        """Return the cluster's nodes; `held_by` says which replica holds a device now."""
+    def ask(self, question: str, *words: Any) -> Any:
+        """Return what the scheduler answers to one of its methods; one that is being started again is waited for.
+
+        Raises:
+            ClusterUnreachable: it does not come back.
+        """
         import ray
 
+        give_up = time.monotonic() + SCHEDULER_AWAY_S
+        while True:
+            try:
+                return ray.get(getattr(self.scheduler, question).remote(*words))
+            except ray.exceptions.RayActorError as error:
+                if time.monotonic() > give_up:
+                    raise ClusterUnreachable(
+                        f"the scheduler of the cluster at {self.address} has not answered for {SCHEDULER_AWAY_S:.0f} s",
+                        cause=_reason(error),
+                        next=("hetero-llm doctor --node all",),
+                    ) from error
+                time.sleep(RETRY_S)
+
+    def inventory(self) -> Inventory:
+        """Return the cluster's nodes; `held_by` says which replica holds a device now."""
         from hetero_llm.cluster.nodes import with_holders
 
-        inventory = msgspec.json.decode(ray.get(self.scheduler.inventory.remote()), type=Inventory)
-        table = ray.get(self.scheduler.table.remote(-1, 10.0))
+        inventory = msgspec.json.decode(self.ask("inventory"), type=Inventory)
+        table = self.ask("table", -1, 10.0)
         replicas = msgspec.json.decode(table, type=RoutingTable).replicas if table else ()
         return Inventory(nodes=with_holders(inventory.nodes, replicas))
 
     def end_idle_gateway(self) -> None:
         """End the gateway when no model is left that it could serve, so that its port is free for the next one."""
-        import ray
         from ray import serve
 
-        table = ray.get(self.scheduler.table.remote(-1, 10.0))
+        table = self.ask("table", -1, 10.0)
         quiet_ray()
         if table and not msgspec.json.decode(table)["models"] and GATEWAY_APP in serve.status().applications:
             serve.delete(GATEWAY_APP)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import platformdirs
 import psutil
 
 from hetero_llm.cluster import lease
+from hetero_llm.errors import FolderUnusable
 
 RAY_DIR_PREFIX = "hetero-ray-"
 """How the temporary folders of our own Ray clusters are named."""
@@ -58,11 +60,21 @@ class ServeRecord:
 
 
 def state_dir() -> Path:
-    """Return the folder for records and logs: ``HETERO_LLM_STATE_DIR`` or the user's state folder. It exists."""
-    override = os.environ.get("HETERO_LLM_STATE_DIR")
-    path = Path(override) if override else platformdirs.user_state_path("hetero-llm")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+    """Return the folder for records and logs: ``HETERO_LLM_STATE_DIR`` or the user's state folder. It exists.
+
+    Raises:
+        FolderUnusable: it cannot be made.
+    """
+    return _made(_state_path())
+
+
+def logs_dir() -> Path:
+    """Return the folder for logs, below `state_dir`. It exists.
+
+    Raises:
+        FolderUnusable: it cannot be made.
+    """
+    return _made(_state_path() / "logs")
 
 
 def new_record(name: str, *, started_unix_s: float, log: str | None = None, role: str = "serve") -> ServeRecord:
@@ -74,29 +86,33 @@ def new_record(name: str, *, started_unix_s: float, log: str | None = None, role
 
 
 def write_record(record: ServeRecord) -> None:
-    """Write `record` so that a reader sees the old or the new one, never half of it."""
+    """Write `record` so that a reader sees the old or the new one, never half of it.
+
+    Raises:
+        FolderUnusable: it cannot be written.
+    """
     path = _record_path(record.name)
-    draft = path.with_suffix(f".{record.pid}.tmp")
-    draft.write_bytes(msgspec.json.encode(record))
-    draft.replace(path)
+    with _written_as(record, path) as draft:
+        draft.replace(path)
 
 
 def claim_record(record: ServeRecord) -> bool:
-    """Write `record` unless a living process has one of this name; return whether it was written."""
+    """Write `record` unless a living process has one of this name; return whether it was written.
+
+    Raises:
+        FolderUnusable: it cannot be written.
+    """
     known = read_record(record.name)
     if known is not None:
         if is_alive(known):
             return False
         _remove_after(known)
     path = _record_path(record.name)
-    draft = path.with_suffix(f".{record.pid}.tmp")
-    draft.write_bytes(msgspec.json.encode(record))
-    try:
-        path.hardlink_to(draft)  # the one step of which only one of two can succeed
-    except FileExistsError:
-        return False
-    finally:
-        draft.unlink()
+    with _written_as(record, path) as draft:
+        try:
+            path.hardlink_to(draft)  # the one step of which only one of two can succeed
+        except FileExistsError:
+            return False
     return True
 
 
@@ -113,11 +129,20 @@ def remove_record(name: str) -> None:
 
 
 def read_record(name: str) -> ServeRecord | None:
-    """Return a record by name, alive or not; None when there is none."""
+    """Return a record by name, alive or not; None when there is none.
+
+    One that is no record, as a full disk or a lost power supply leaves it, is removed: it must not stop every command.
+    """
+    path = _record_path(name)
     try:
-        return msgspec.json.decode(_record_path(name).read_bytes(), type=ServeRecord)
+        return msgspec.json.decode(path.read_bytes(), type=ServeRecord)
     except FileNotFoundError:
         return None
+    except msgspec.DecodeError:
+        path.unlink(missing_ok=True)
+        return None
+    except OSError as error:
+        raise _unusable(path, error) from error
 
 
 def live_records() -> tuple[ServeRecord, ...]:
@@ -170,10 +195,42 @@ def is_alive(record: ServeRecord) -> bool:
         return False
 
 
+def _state_path() -> Path:
+    override = os.environ.get("HETERO_LLM_STATE_DIR")
+    return Path(override) if override else platformdirs.user_state_path("hetero-llm")
+
+
 def _records_dir() -> Path:
-    path = state_dir() / "serve"
-    path.mkdir(exist_ok=True)
-    return path
+    return _made(_state_path() / "serve")
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    return folder
+
+
+@contextmanager
+def _written_as(record: ServeRecord, path: Path) -> Iterator[Path]:
+    """Write `record` to a draft next to `path`, which is gone afterwards."""
+    draft = path.with_name(f"{path.stem[:80]}.{record.pid}.tmp")
+    try:
+        draft.write_bytes(msgspec.json.encode(record))
+        yield draft
+    except OSError as error:
+        raise _unusable(path, error) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _unusable(path: Path, error: OSError) -> FolderUnusable:
+    return FolderUnusable(
+        f"cannot use {path}",
+        cause=error.strerror or str(error),
+        next=("set HETERO_LLM_STATE_DIR to a folder you may write", "hetero-llm doctor"),
+    )
 
 
 def _record_path(name: str) -> Path:

@@ -35,11 +35,6 @@ _MEASURED_BYTES = 4 << 20
 _MEASURED_TIMES = 5
 _RETRY_S = 0.2
 _TRY_S = 5.0
-# Without them a failed collective is noticed by a thread of the library, which aborts the process instead of raising.
-_ERRORS_RAISED: Mapping[str, Mapping[str, str]] = {
-    "nccl": {"TORCH_NCCL_BLOCKING_WAIT": "1"},
-    "hccl": {"HCCL_BLOCKING_WAIT": "1", "TORCH_HCCL_BLOCKING_WAIT": "1"},
-}
 
 
 class _Refused(Exception):
@@ -87,8 +82,6 @@ def _interfaces(backend: str, master: str) -> tuple[str, ...]:
 
 def _load_backend(rank: RankReporter, modules: Sequence[str]) -> None:
     backend = rank.line.backend
-    for name, value in _ERRORS_RAISED.get(backend, {}).items():
-        os.environ.setdefault(name, value)
     import torch
     import torch.distributed as dist
 

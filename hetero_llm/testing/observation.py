@@ -30,6 +30,8 @@ DISCOVERY_DEADLINE_S = 10.0
 WHOLE_DEADLINE_S = 120.0
 """Time for everything a backend is asked; discovery has the shorter one above."""
 
+_REAP_S = 5.0
+
 MARK_ENV = "HETERO_CONTRACT_MARK"
 """Variable that marks the process and all it starts, so that what it leaves behind is found."""
 
@@ -140,7 +142,7 @@ def _run(backend: str, what: str, deadline_s: float, devices: Sequence[Device] =
             process = subprocess.Popen(
                 argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
             )
-        ending = _wait(process, deadline_s)
+        ending = _end(process, deadline_s)
         seconds = time.monotonic() - started_s
         return _Run(
             answer=_read(answer),
@@ -151,16 +153,19 @@ def _run(backend: str, what: str, deadline_s: float, devices: Sequence[Device] =
         )
 
 
-def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> str:
+def _end(process: subprocess.Popen[bytes], deadline_s: float) -> str:
+    """Wait for the end of `process`, at most until the deadline; return how it ended. Nothing of its group is left."""
     try:
-        ending = f"it ended with status {process.wait(deadline_s)}"
+        return f"it ended with status {process.wait(deadline_s)}"
     except subprocess.TimeoutExpired:
-        ending = f"it did not end within {deadline_s:g} s"
-    # Also after an answer: a tool it called may still be there.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return ending
+        return f"it did not end within {deadline_s:g} s"
+    finally:
+        # Also after an answer, and when the tests are interrupted: a tool it called may still be there.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # One that sleeps inside a driver can't be reaped now; it shows as left behind.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_REAP_S)
 
 
 def _read(path: Path) -> Observation | None:

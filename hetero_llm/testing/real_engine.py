@@ -39,17 +39,21 @@ class RunningEngine:
         # Both short: names of shared memory and paths of Unix sockets are limited, and engines add to them.
         self._shm_prefix, self._scratch = secrets.token_hex(4), tempfile.mkdtemp(prefix="hetero-")
         own = {SHM_PREFIX_ENV: self._shm_prefix, "TMPDIR": self._scratch}
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                launch.argv,
-                env={**_environment(launch.env_remove), **own, **launch.env},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-            )
+        try:
+            self._process = self._start({**_environment(launch.env_remove), **own, **launch.env})
+        except OSError:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
         if launch.cores:
-            os.sched_setaffinity(self._process.pid, launch.cores)
+            # One that ended at once has no cores any more; `first_token` tells why.
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(self._process.pid, launch.cores)
+
+    def _start(self, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        with self._log.open("wb") as log:
+            return subprocess.Popen(
+                self._launch.argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+            )
 
     def first_token(self, served_name: str) -> int:
         """Wait for the server, ask for one token, and return how many were generated.

@@ -28,11 +28,17 @@ def make_in_child(folder: Path) -> Path:
         return Path(given)
     target = folder / "tiny-qwen2"
     argv = [sys.executable, "-m", "hetero_llm.testing.tiny_model", str(target)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _not_made(f"not done after {_DEADLINE_S:g} s") from error
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise RuntimeError(f"no tiny model could be made ({last}); name a model folder with {MODEL_ENV}")
+        raise _not_made((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
     return target
+
+
+def _not_made(why: str) -> RuntimeError:
+    return RuntimeError(f"no tiny model could be made ({why}); name a model folder with {MODEL_ENV}")
 
 
 def make(folder: Path) -> None:

@@ -32,6 +32,7 @@ from hetero_llm.inventory.probe import probe_kind
 from hetero_llm.matrix import load_matrix
 from hetero_llm.plugin import API_VERSION, Device
 from hetero_llm.plugin.rootcause import find_root_cause
+from hetero_llm.plugin.software import platform_plugins
 
 VLLM_ASCEND, TORCH_NPU = "0.23.0", "2.10.0"
 DOWNLOAD_DEADLINE_S = 240
@@ -193,7 +194,7 @@ def test_all_entry_points_of_vllm_ascend_are_in_the_plugins_variable(
         entry for entry in metadata.distribution("vllm-ascend").entry_points if entry.group.startswith("vllm.")
     ]
     assert {entry.group for entry in entry_points} == {"vllm.platform_plugins", "vllm.general_plugins"}
-    assert [entry.value for entry in versions.platform_plugins()] == ["vllm_ascend:register"]
+    assert [entry.value for entry in platform_plugins()] == ["vllm_ascend:register"]
     assert {entry.name for entry in entry_points} <= set(versions.plugin_names())
     assert "vllm_ascend" not in sys.modules
 

@@ -29,15 +29,19 @@ def tiny_model(tmp_path_factory):
     return make
 
 
+def runs_engines(request):
+    return request.node.get_closest_marker("vllm") is not None
+
+
 @pytest.fixture
-def sandbox(model_cache):
-    box = Sandbox(model_cache)
+def sandbox(model_cache, request):
+    box = Sandbox(model_cache, engines=runs_engines(request))
     yield box
     box.close()
 
 
 @pytest.fixture(scope="module")
-def module_sandbox(model_cache):
-    box = Sandbox(model_cache)
+def module_sandbox(model_cache, request):
+    box = Sandbox(model_cache, engines=runs_engines(request))
     yield box
     box.close()

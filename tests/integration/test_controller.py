@@ -135,16 +135,10 @@ def test_a_killed_scheduler_comes_back_and_forgets_neither_models_nor_living_rep
         wait_for(lambda: len(cluster.table().targets) == 2)
         before = cluster.table()
         pid = kill_scheduler(cluster.session)
-        tables = []
-        end = time.monotonic() + 15.0
-        while time.monotonic() < end and len(tables) < 3:
-            try:
-                tables.append(newer_snapshot(cluster.session, newer_than=-1, timeout_s=10.0))
-            except ray.exceptions.RayActorError:
-                time.sleep(0.05)
+        # Who asks meanwhile waits for it, and needs to know nothing of its death.
+        tables = [newer_snapshot(cluster.session, newer_than=-1, timeout_s=10.0) for _ in range(3)]
     assert is_gone(pid)
     assert len(scheduler_pids(cluster.session)) == 1
-    assert len(tables) == 3
     assert all(table.version > before.version for table in tables)
     assert {entry.name for table in tables for entry in table.models} == {"m"}
     assert {frozenset(target.replica for target in table.targets) for table in tables} == {frozenset({"r1", "r2"})}
@@ -153,13 +147,5 @@ def test_a_killed_scheduler_comes_back_and_forgets_neither_models_nor_living_rep
 def test_a_restarted_scheduler_keeps_the_inventory(cluster):
     before = cluster.session.inventory()
     kill_scheduler(cluster.session)
-    wait_for(lambda: inventory_or_none(cluster) is not None)
-    assert inventory_or_none(cluster) == before
+    assert cluster.session.inventory() == before
     assert [len(node.devices) for node in before.nodes] == [4]
-
-
-def inventory_or_none(cluster):
-    try:
-        return cluster.session.inventory()
-    except ray.exceptions.RayActorError:
-        return None

@@ -28,7 +28,7 @@ ONE = 'nodes: [{name: only, kind: toynpu, devices: "count=1,type=T1,memory=1GiB"
 
 @pytest.fixture(scope="module")
 def place():
-    box = Sandbox(Path("unused"))
+    box = Sandbox(Path("unused"), engines=False)
     yield box
     box.run("lab", "down")
     try:
@@ -45,7 +45,7 @@ def four(place):
 
 @pytest.fixture
 def own_place():
-    box = Sandbox(Path("unused"))
+    box = Sandbox(Path("unused"), engines=False)
     yield box
     box.close()
 

@@ -23,7 +23,7 @@ class Machine:
     """A place of its own for commands, with two pretended devices of one kind."""
 
     def __init__(self, name, kind):
-        self.box = Sandbox(Path("unused"))
+        self.box = Sandbox(Path("unused"), engines=False)
         self.kind = kind
         self.env = {
             "HETERO_LLM_NODE_NAME": name,

@@ -34,7 +34,7 @@ PATIENCE_S = 40.0
 @contextlib.contextmanager
 def local_place() -> Iterator[Sandbox]:
     """Make this process, and what it starts, work in a sandbox where plugin `stub` is installed."""
-    box = Sandbox(Path("unused"))
+    box = Sandbox(Path("unused"), engines=False)
     stub_backend.install(box.root / "plugin")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("RAY_ADDRESS", "RAY_AUTH_TOKEN", "HETERO_LLM_"))]:

@@ -26,7 +26,14 @@ READY_DEADLINE_S = 280.0
 class Sandbox:
     """Own state, leases, cache and temporary folder; commands run in it are found again by their mark."""
 
-    def __init__(self, cache: Path):
+    def __init__(self, cache: Path, *, engines: bool = True):
+        """Make the folders.
+
+        Args:
+            cache: converted models.
+            engines: real vLLM engines run in it. What they leave in /dev/shm does not tell whose it is; without them
+                it is somebody else's.
+        """
         # Short: Ray and vLLM put Unix sockets under it, whose paths are limited to 107 bytes.
         self.root = Path(tempfile.mkdtemp(prefix="ht-", dir="/tmp"))
         self.tmp = self.root / "t"
@@ -46,6 +53,7 @@ class Sandbox:
             "HETERO_ENGINE_SHM_PREFIX": self.mark[:8],
         }
         self._shm_before = _shared_memory()
+        self._engines = engines
         self._started: list[Serve] = []
         self._background: list[subprocess.Popen[bytes]] = []
 
@@ -131,9 +139,12 @@ class Sandbox:
             f"lease {path.name}: {path.read_text()}" for path in (self.root / "lease").glob("*") if path.stat().st_size
         ]
         left += [f"record {path.name}" for path in (self.root / "state" / "serve").glob("*.json")]
-        new = {name for name in _shared_memory() - self._shm_before if self.mark[:8] in name or name.startswith("vllm")}
+        new = {name for name in _shared_memory() - self._shm_before if self.mark[:8] in name or self._vllm(name)}
         left += [f"shared memory {name}" for name in new if _unused(name)]
         return left
+
+    def _vllm(self, name: str) -> bool:
+        return self._engines and name.startswith("vllm")
 
 
 class Serve:

@@ -67,6 +67,11 @@ def test_time_limits_are_whole_seconds_that_hccl_accepts() -> None:
     assert 68 <= int(env["HCCL_EXEC_TIMEOUT"]) < 1800
 
 
+def test_an_error_of_hccl_is_raised_in_the_pre_flight_instead_of_ending_it_without_a_word() -> None:
+    for env in env_of(0, 1):
+        assert (env["HCCL_BLOCKING_WAIT"], env["TORCH_HCCL_BLOCKING_WAIT"]) == ("1", "1")
+
+
 def test_what_another_launcher_left_over_does_not_reach_the_ranks() -> None:
     removed = AscendBackend().group(spec(0, 1)).env_remove
     assert {"RANK_TABLE_FILE", "RANK_ID", "HCCL_HOST_SOCKET_PORT_RANGE"} <= set(removed)

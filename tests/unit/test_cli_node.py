@@ -55,6 +55,29 @@ def test_joining_where_nobody_listens_ends_at_once(cli, no_token, tmp_path):
     assert "HL401" in outcome.err
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "..:6379", f"{'x' * 70}:6379", "[::1]:1"])
+def test_an_address_nobody_can_have_is_answered_like_one_where_nobody_is(cli, no_token, tmp_path, address):
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    outcome = cli("node", "join", address, "--token-file", token, "-o", "json")
+    assert outcome.code == 2 or "HL401" in outcome.err
+    assert "HL9" not in outcome.err + outcome.out
+
+
+def test_a_port_alone_is_no_address(cli, no_token, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    assert "'6379' is not HOST:PORT" in cli("node", "join", "6379", "--token-file", token).err
+
+
+def test_a_state_folder_that_cannot_be_made_is_no_bug(cli, cli_env, monkeypatch):
+    monkeypatch.setenv("HETERO_LLM_STATE_DIR", str(cli_env / "file"))
+    (cli_env / "file").touch()
+    outcome = cli("node", "leave")
+    assert (outcome.code, "HL106" in outcome.err) == (1, True)
+    assert "HETERO_LLM_STATE_DIR" in outcome.err
+
+
 def test_joining_needs_a_port(cli, no_token, tmp_path):
     token = tmp_path / "token"
     token.write_text("0" * 64)

@@ -6,6 +6,7 @@ import psutil
 import pytest
 
 from hetero_llm.cluster import state
+from hetero_llm.errors import FolderUnusable
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +74,37 @@ def test_a_serve_on_a_lab_is_no_second_cluster_and_the_token_is_found():
     state.write_record(lab)
     assert state.running_clusters() == {"127.0.0.1:1": lab}
     assert state.token_path(lab) == "/tmp/x/token"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"name": 1}'])
+def test_what_is_no_record_is_removed_and_stops_nobody(tmp_path, content):
+    mine = state.new_record("one", started_unix_s=1.0)
+    state.write_record(mine)
+    (tmp_path / "state" / "serve" / "lab.json").write_bytes(content)
+    assert state.live_records() == (mine,)
+    assert state.claim_record(state.new_record("lab", started_unix_s=1.0, role="lab"))
+
+
+def test_a_state_folder_that_cannot_be_made_is_told_with_the_variable_that_names_another(tmp_path):
+    (tmp_path / "state").touch()
+    for step in (state.state_dir, state.logs_dir, state.all_live_records):
+        with pytest.raises(FolderUnusable) as caught:
+            step()
+        assert "HETERO_LLM_STATE_DIR" in caught.value.report.next[0]
+    with pytest.raises(FolderUnusable):
+        state.write_record(state.new_record("one", started_unix_s=1.0))
+
+
+def test_a_record_with_a_name_no_file_can_have_is_told():
+    with pytest.raises(FolderUnusable, match="cannot use"):
+        state.claim_record(state.new_record("x" * 300, started_unix_s=1.0))
+
+
+def test_writing_records_leaves_no_drafts(tmp_path):
+    assert state.claim_record(state.new_record("lab", started_unix_s=1.0, role="lab"))
+    assert not state.claim_record(state.new_record("lab", started_unix_s=1.0, role="lab"))
+    state.write_record(state.new_record("one", started_unix_s=1.0))
+    assert {path.name for path in (tmp_path / "state" / "serve").iterdir()} == {"lab.json", "one.json"}
 
 
 def test_removing_a_record_twice_is_fine():

@@ -178,6 +178,17 @@ def test_a_file_that_is_not_plain_yaml_is_unreadable_at_a_place(written, text, p
     assert f"{path}{place}: " in str(caught.value)
 
 
+def test_a_list_that_contains_itself_is_unreadable(written):
+    with pytest.raises(ConfigUnreadable, match="an alias that stands for itself"):
+        load(written("models: &all [*all]\n"))
+
+
+def test_what_looks_like_a_date_and_is_none_is_refused_at_its_place(written):
+    path = written("gateway:\n  host: 2026-99-99\n")
+    assert complaint(path) == f"{path}:2:9: '2026-99-99' cannot be read"
+    assert "HETERO_LLM_GATEWAY__HOST" in complaint(None, environ={"HETERO_LLM_GATEWAY__HOST": "2026-99-99"})
+
+
 def test_a_missing_file_is_unreadable(tmp_path):
     with pytest.raises(ConfigUnreadable, match="No such file"):
         load(tmp_path / "none.yaml")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import LIBRARY_NOT_FOUND, MISMATCH, Gpu, Instance, Library, hgx, plugged_in, uuid
-from hetero_llm_cuda import checks, software
+from hetero_llm_cuda import checks, nccl
 
 from hetero_llm.plugin import Check
 
@@ -253,10 +253,10 @@ def nccl_wheel(root: Path, source: str) -> Callable[[], None]:
 def test_nccl_is_found_in_its_wheel_and_asked_for_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = nccl_wheel(tmp_path, "int ncclGetVersion(int *version) { *version = 22705; return 0; }")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    assert software.nccl_library() is None
+    assert nccl.library_path() is None
     build()
-    assert software.nccl_library() == str(tmp_path / "nvidia/nccl/lib/libnccl.so.2")
-    check = checks.nccl()
+    assert nccl.library_path() == str(tmp_path / "nvidia/nccl/lib/libnccl.so.2")
+    check = checks.collective()
     assert check.ok
     assert check.text.startswith("NCCL 2.27.5 (")
 
@@ -266,12 +266,12 @@ def test_an_nccl_that_does_not_load_fails(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "nvidia/nccl/lib").mkdir(parents=True)
     (tmp_path / "nvidia/nccl/lib/libnccl.so.2").write_text("not a library")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    assert "cannot be loaded" in failed(checks.nccl()).text
+    assert "cannot be loaded" in failed(checks.collective()).text
 
 
 def test_no_nccl_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    assert "neither in a wheel nor" in failed(checks.nccl()).text
+    assert "neither in a wheel nor" in failed(checks.collective()).text
 
 
 def test_both_ways_nccl_counts_its_versions_are_read() -> None:

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from hetero_llm.plugin import Device
+from hetero_llm.plugin import Device, EngineLaunch
 from hetero_llm.testing import BackendContract, fake_distribution, samples
 from hetero_llm.testing.base import HOOKS, SETTINGS, Contract
 from hetero_llm.testing.contract import _names_of_the_kit
 from hetero_llm.testing.level0_engine import value_of
 from hetero_llm.testing.levels import level_of, selected_level
 from hetero_llm.testing.loading import load
+from hetero_llm.testing.real_engine import RunningEngine
 
 TESTS = sorted(name for name in dir(BackendContract) if name.startswith("test_"))
 
@@ -167,3 +168,12 @@ def test_only_the_kit_needs_pytest():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_engine_that_cannot_be_started_leaves_no_folder_behind(tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    with pytest.raises(FileNotFoundError):
+        RunningEngine(EngineLaunch(argv=(str(tmp_path / "none"),)), 1, tmp_path)
+    assert list(scratch.iterdir()) == []

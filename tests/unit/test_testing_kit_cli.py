@@ -2,7 +2,9 @@
 
 import sys
 
+import psutil
 import pytest
+from local_cluster import wait_for
 
 from hetero_llm.cli.plugin_check import ContractTest, not_loaded
 from hetero_llm.plugin.manager import PluginRecord
@@ -56,6 +58,24 @@ def test_a_contract_file_without_tests_is_an_error_with_what_pytest_said(cli, tm
     found = cli("plugins", "check", "cpu", "--contract", contract, "-o", "json")
     assert (found.code, found.error["code"]) == (1, "HL213")
     assert "no tests ran" in found.error["cause"]
+
+
+def test_a_process_that_a_plugin_leaves_running_is_ended_and_holds_nothing_up(cli, tmp_path):
+    contract = tmp_path / "test_contract.py"
+    contract.write_text(
+        "import subprocess\n"
+        "from pathlib import Path\n"
+        "def test_it_starts_a_daemon():\n"
+        "    daemon = subprocess.Popen(['sleep', '1000'])\n"
+        "    Path(__file__).with_name('pid').write_text(str(daemon.pid))\n"
+    )
+    found = cli("plugins", "check", "cpu", "--contract", contract, "-o", "json")
+    assert found.data["tests"][0]["test"] == "it starts a daemon"
+    wait_for(lambda: not lives(int((tmp_path / "pid").read_text())), 30.0)
+
+
+def lives(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_an_unknown_plugin_is_an_error_that_suggests_the_near_one(cli):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hetero_llm.plugin import Check
 from hetero_llm.plugin.interfaces import interface_of
+from hetero_llm.plugin.software import installed, platform_plugins
 from hetero_llm_ascend import devnodes, discovery, isolated, npu_smi, ports, versions, visible
 from hetero_llm_ascend.devnodes import ROOT
 
@@ -115,7 +116,7 @@ def libraries(names: Iterable[str] = LIBRARIES) -> Check:
     return Check(name="ascend.libraries", ok=True, text=f"{', '.join(names)} can be loaded")
 
 
-def plugin_version(look_up: versions.Installed = versions.installed) -> Check:
+def plugin_version(look_up: versions.Installed = installed) -> Check:
     """Check that vllm-ascend is installed and made for the vLLM beside it."""
     plugin, engine, mismatch = look_up("vllm-ascend"), look_up("vllm"), versions.plugin_mismatch(look_up)
     if plugin is None or engine is None:
@@ -127,7 +128,7 @@ def plugin_version(look_up: versions.Installed = versions.installed) -> Check:
     return Check(name="ascend.vllm", ok=True, text=f"vllm-ascend {plugin} with vllm {engine}")
 
 
-def torch_version(look_up: versions.Installed = versions.installed) -> Check:
+def torch_version(look_up: versions.Installed = installed) -> Check:
     """Check that torch-npu is installed and made for the torch beside it."""
     plugin, engine, mismatch = look_up("torch-npu"), look_up("torch"), versions.torch_mismatch(look_up)
     if plugin is None or engine is None:
@@ -141,7 +142,7 @@ def torch_version(look_up: versions.Installed = versions.installed) -> Check:
 
 def platform_plugin(names: Iterable[str] | None = None) -> Check:
     """Check that vllm-ascend is the only out-of-tree platform plugin: vLLM loads one, and with two refuses to start."""
-    found = sorted(entry.value for entry in versions.platform_plugins()) if names is None else sorted(names)
+    found = sorted(entry.value for entry in platform_plugins()) if names is None else sorted(names)
     text = f"vLLM platform plugins: {', '.join(found) or 'none'}"
     if len(found) == 1 and found[0].startswith("vllm_ascend"):
         return Check(name="ascend.platform-plugin", ok=True, text=text)

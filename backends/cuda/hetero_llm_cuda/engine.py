@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from hetero_llm.plugin import Device, EngineLaunch, EngineSpec, vllm_flags
 from hetero_llm_cuda import log
-from hetero_llm_cuda.visible import ORDER_ENV, PCI_ORDER, VISIBLE_ENV
+from hetero_llm_cuda.visible import ORDER_ENV, PCI_ORDER, UUID_PREFIXES, VISIBLE_ENV
 
 EXPECTED_ENV = "HETERO_LLM_CUDA_EXPECTED"
 """UUIDs the engine must find when it looks, in the order of CUDA_VISIBLE_DEVICES; see `vllm_entry`."""
@@ -21,7 +21,6 @@ OTHER_VISIBLE_ENVS = (
     "ZE_AFFINITY_MASK",
 )
 _STALE = (*vllm_flags.STALE_ENVS, "VLLM_TARGET_DEVICE", "CUDA_LAUNCH_BLOCKING", "NCCL_COMM_ID")
-_UUID_PREFIXES = ("GPU-", "MIG-")
 
 # Weights of hundreds of gigabytes from a network disk, then compilation and graph capture.
 _START_DEADLINE_S = 1800.0
@@ -67,7 +66,7 @@ def _ascending(devices: Sequence[Device]) -> list[Device]:
 
 
 def _id(device: Device, *, by_uid: bool) -> str:
-    return device.uid if by_uid and device.uid.startswith(_UUID_PREFIXES) else str(device.index)
+    return device.uid if by_uid and device.uid.startswith(UUID_PREFIXES) else str(device.index)
 
 
 def _flags(spec: EngineSpec) -> tuple[str, ...]:
@@ -87,7 +86,7 @@ def _env(spec: EngineSpec, local: Sequence[Device]) -> dict[str, str]:
         **collective_env(vllm_flags.interface_env(spec, "GLOO_SOCKET_IFNAME").get("GLOO_SOCKET_IFNAME")),
     }
     uids = [device.uid for device in _ascending(local)]
-    if all(uid.startswith(_UUID_PREFIXES) for uid in uids):
+    if all(uid.startswith(UUID_PREFIXES) for uid in uids):
         env[EXPECTED_ENV] = ",".join(uids)
     return env
 

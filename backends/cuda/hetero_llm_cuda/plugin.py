@@ -19,8 +19,8 @@ from hetero_llm.plugin import (
     Rejection,
     hookimpl,
 )
+from hetero_llm.plugin.software import installed
 from hetero_llm_cuda import checks, discovery, engine, fit, group
-from hetero_llm_cuda.software import installed
 from hetero_llm_cuda.visible import VISIBLE_ENV
 
 

@@ -10,7 +10,7 @@ ORDER_ENV = "CUDA_DEVICE_ORDER"
 PCI_ORDER = "PCI_BUS_ID"
 
 _NUMBER = re.compile(r"[+]?\d+")
-_UUID_PREFIXES = ("GPU-", "MIG-")
+UUID_PREFIXES = ("GPU-", "MIG-")
 
 
 def visible_ids(value: str | None) -> tuple[str, ...] | None:
@@ -21,7 +21,7 @@ def visible_ids(value: str | None) -> tuple[str, ...] | None:
     """
     if value is None:
         return None
-    prefix = next((prefix for prefix in _UUID_PREFIXES if value.startswith(prefix)), None)
+    prefix = next((prefix for prefix in UUID_PREFIXES if value.startswith(prefix)), None)
     ids: list[str] = []
     for word in value.split(","):
         found = _uuid(word, prefix) if prefix else _number(word.strip())
@@ -43,7 +43,7 @@ def ignored_words(value: str) -> tuple[str, ...]:
 
 def names(ids: Iterable[str], number: int | None, uid: str) -> bool:
     """Tell whether one of `ids` means the device with this card number and UUID; a UUID may be shortened."""
-    return any(word == str(number) or (word.startswith(_UUID_PREFIXES) and uid.startswith(word)) for word in ids)
+    return any(word == str(number) or (word.startswith(UUID_PREFIXES) and uid.startswith(word)) for word in ids)
 
 
 def _uuid(word: str, prefix: str) -> str | None:

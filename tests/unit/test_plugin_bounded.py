@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hetero_llm_ascend import bounded
+
+from hetero_llm.plugin import bounded
 
 STUBBORN = """
 import os, signal, sys, time
