@@ -130,7 +130,10 @@ class KeysUnreadable(HeteroError):
 
 
 class FolderUnusable(HeteroError):
-    """The folder for records and logs cannot be made, read or written; ``HETERO_LLM_STATE_DIR`` names another one."""
+    """The folder for records and logs, or the one for device leases, cannot be made, read or written.
+
+    ``HETERO_LLM_STATE_DIR`` and ``HETERO_LLM_LEASE_DIR`` name others.
+    """
 
     code = "HL106"
 
@@ -292,7 +295,7 @@ class VersionMismatch(HeteroError):
 
 
 class AlreadyRunning(HeteroError):
-    """This machine runs a lab, or a node of this name, already."""
+    """This machine runs a lab, or a node of this name, already; or the cluster serves a model of this name."""
 
     code = "HL410"
 

@@ -43,7 +43,8 @@ def keep_up(kept: Kept, record: state.ServeRecord, signals: StopSignals) -> int:
             raise already_running(record.name)
         with signals.deferred():
             changes = kept.start()
-            record = state.update_record(record, **changes, ready=True)
+            record = state.update_record(record, **changes)
+        record = state.update_record(record, ready=True)  # not when it was stopped meanwhile
         while True:
             time.sleep(WATCH_POLL_S)
             kept.check()

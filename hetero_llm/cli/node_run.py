@@ -15,9 +15,9 @@ from hetero_llm.cli.keeping import keep_up
 from hetero_llm.cli.machine import devices_text
 from hetero_llm.cli.signals import StopSignals
 from hetero_llm.cluster import state
-from hetero_llm.cluster.address import make_token, use_token, where
+from hetero_llm.cluster.address import check_token, make_token, use_token, where
 from hetero_llm.cluster.health import HealthWatch
-from hetero_llm.cluster.node_agent import NodeAgent, NodeStart, check_joinable, node_start
+from hetero_llm.cluster.node_agent import NodeAgent, NodeStart, check_form, check_joinable, node_start
 from hetero_llm.cluster.session import attach, detach
 from hetero_llm.errors import ClusterUnreachable, NodeLost, UnknownKind, UsageError
 from hetero_llm.inventory.node import discover_kinds, local_address, local_inventories
@@ -54,6 +54,7 @@ def run_head(port: int, given: Given) -> int:
     """
     token = given.token_file or _token_of_environment() or _own_token()
     if token is not None:
+        check_token(token)
         use_token(token)
     nodes = _nodes(given, given.ip or local_address())
     agent = NodeAgent()
@@ -78,8 +79,10 @@ def run_join(address: str, given: Given) -> int:
         ClusterUnreachable, VersionMismatch: as `check_joinable`.
         ClusterStartFailed, NodeLost, NodeNameTaken, AlreadyRunning: as `keep_up`.
     """
+    check_form(address)
     token = given.token_file or _token_of_environment() or _token_of(address)
     if token is not None:
+        check_token(token)
         use_token(token)
     check_joinable(address)
     nodes = _nodes(given, given.ip or local_address(address.rpartition(":")[0].strip("[]")))

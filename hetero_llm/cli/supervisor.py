@@ -19,7 +19,15 @@ from hetero_llm.cli.ready import ReadyInfo
 from hetero_llm.cli.requests import ModelRequest
 from hetero_llm.cli.signals import StopSignals
 from hetero_llm.cluster import state
-from hetero_llm.errors import ClusterUnreachable, EngineNotReady, ErrorReport, HeteroError, UsageError, from_report
+from hetero_llm.errors import (
+    AlreadyRunning,
+    ClusterUnreachable,
+    EngineNotReady,
+    ErrorReport,
+    HeteroError,
+    UsageError,
+    from_report,
+)
 from hetero_llm.gateway.options import GatewayOptions
 from hetero_llm.model import NodeInventory, Plan, ReplicaState, ReplicaStatus, RoutingTable, from_data, to_data
 
@@ -75,6 +83,7 @@ class Supervisor:
         """Bring everything up and return when each replica has generated a token.
 
         Raises:
+            AlreadyRunning: the cluster serves a model of one of the names.
             HeteroError: the first thing that went wrong, an engine's root cause included.
             StoppedFromOutside: ``stop`` deleted the models meanwhile.
         """
@@ -86,6 +95,7 @@ class Supervisor:
         nodes = self._nodes(manager)
         plans = plan_all(self._job.requests, nodes, manager)
         require_servable(plans, nodes, manager)
+        self._require_new(plans)
         paths = self._prepare()
         if self._session is None:
             self._start_cluster(nodes, manager)
@@ -145,6 +155,19 @@ class Supervisor:
             self._session = connect(self._job.address)
         self._record = state.update_record(self._record, address=self._session.address)
         return self._session.inventory().nodes
+
+    def _require_new(self, plans: Sequence[Plan]) -> None:
+        """Refuse what the joined cluster serves already: the one would replace the other, and end it when it ends."""
+        if self._session is None:
+            return
+        from hetero_llm.cluster.deploy import snapshot
+
+        served = {entry.name for entry in snapshot(self._session).models}
+        for name in sorted(served & {plan.model.name for plan in plans}):
+            raise AlreadyRunning(
+                f"model {name!r} is served already by the cluster at {self._session.address}",
+                next=("hetero-llm status", f"hetero-llm stop {name}", "give this one another name in hetero-llm.yaml"),
+            )
 
     def _prepare(self) -> dict[str, Any]:
         """Make every model's folder ready; return source → folder."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero_llm.cluster import state
-from hetero_llm.errors import ClusterUnreachable, NotRunning
+from hetero_llm.errors import ClusterUnreachable, NotRunning, UsageError
 
 CONNECT_DEADLINE_S = 5.0
 """Time for a cluster to accept a TCP connection."""
@@ -69,6 +69,20 @@ def check_reachable(address: str) -> None:
         ) from error
 
 
+def nobody_listens(address: str) -> bool:
+    """Return whether a connection is refused there; False when that cannot be told, as over a network that is slow."""
+    if not has_port(address):
+        return False
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_DEADLINE_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def check_welcome(address: str) -> None:
     """Raise ConnectionError when what listens there is not Ray, or refuses the token."""
     from hetero_llm.cluster.ray_private import refusal
@@ -88,6 +102,23 @@ def make_token(path: Path) -> None:
     draft.touch(mode=0o600)
     draft.write_text(secrets.token_hex(32))
     draft.replace(path)
+
+
+def check_token(path: Path) -> None:
+    """Find out early what Ray tells only its log, after 30 s.
+
+    Raises:
+        UsageError: the file cannot be read, or is empty.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the token in {path}", cause=error.strerror, next=_TOKEN_STEPS) from error
+    if not content.strip():
+        raise UsageError(f"the token file {path} is empty", next=_TOKEN_STEPS)
+
+
+_TOKEN_STEPS = ("--token-file FILE", "unset RAY_AUTH_TOKEN_PATH   # to have a token made")
 
 
 def use_token(path: str | Path) -> None:

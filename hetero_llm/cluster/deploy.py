@@ -39,7 +39,7 @@ def snapshot(session: Session) -> RoutingTable:
 
 def newer_snapshot(session: Session, newer_than: int, timeout_s: float) -> RoutingTable | None:
     """Return the next table whose version exceeds `newer_than`; None when nothing changed for `timeout_s`."""
-    table = session.ask("table", newer_than, timeout_s)
+    table = session.ask("table", newer_than, timeout_s, wait_s=timeout_s)
     return None if table is None else msgspec.json.decode(table, type=RoutingTable)
 
 

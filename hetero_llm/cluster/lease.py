@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from hetero_llm.errors import DeviceBusy
+from hetero_llm.errors import DeviceBusy, FolderUnusable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,21 @@ class LeaseNote:
 
 
 def lease_dir() -> Path:
-    """Return this node's lease folder: ``HETERO_LLM_LEASE_DIR``, else one per machine and user. It exists."""
+    """Return this node's lease folder: ``HETERO_LLM_LEASE_DIR``, else one per machine and user. It exists.
+
+    Raises:
+        FolderUnusable: it cannot be made.
+    """
     override = os.environ.get("HETERO_LLM_LEASE_DIR")
     path = Path(override) if override else Path(tempfile.gettempdir()) / f"hetero-llm-leases-{os.getuid()}"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderUnusable(
+            f"cannot use {path}",
+            cause=error.strerror or str(error),
+            next=("set HETERO_LLM_LEASE_DIR to a folder you may write",),
+        ) from error
     return path
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetero_llm.cluster import state
+from hetero_llm.cluster import lease, state
 from hetero_llm.cluster.address import check_reachable, check_welcome, has_port
 from hetero_llm.cluster.raylet import Raylet, RayletSpec, Started, end_all
 from hetero_llm.cluster.session import attach, detach, end_leftovers
@@ -126,9 +126,11 @@ class NodeAgent:
         """Start `nodes`, all at the same time, as members of the cluster at `address`.
 
         Raises:
-            ClusterStartFailed: one did not come up.
+            ClusterStartFailed: one did not come up, or its address is none of this machine's.
         """
         self.address = address
+        for ip in dict.fromkeys(node.ip for node in nodes):
+            _check_ip(ip)
         for node in nodes:
             self._start(node, address, 0)
 
@@ -190,6 +192,7 @@ class NodeAgent:
         end_all(raylets[:1])
         if Path(self.root).exists():
             end_leftovers(self.root)
+        lease.sweep()  # engines of a node that was killed have left theirs, also when the nodes' files are gone
 
     def _start(self, node: NodeStart, address: str | None, port: int) -> None:
         # A number and not the name: paths of Unix sockets are limited to 107 bytes.
@@ -212,16 +215,32 @@ def _publish(inventory: NodeInventory, give_up: float) -> None:
 
 def _check_port(ip: str, port: int) -> None:
     """Find out early what Ray finds out after 30 s and tells only its log."""
+    _check_ip(ip)
+    try:
+        _try_bind(ip, port)
+    except OSError as error:
+        raise ClusterStartFailed(
+            f"the cluster cannot listen at {ip}:{port}",
+            cause=error.strerror or str(error),
+            next=("hetero-llm node start --head --port 0   # any free one",),
+        ) from error
+
+
+def _check_ip(ip: str) -> None:
+    try:
+        _try_bind(ip, 0)
+    except OSError as error:
+        raise ClusterStartFailed(
+            f"{ip} is no address of this machine",
+            cause=error.strerror or str(error),
+            next=("--address-of-this-node IP, one of those `hostname -I` prints",),
+        ) from error
+
+
+def _try_bind(ip: str, port: int) -> None:
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((ip, port))
-        except OSError as error:
-            raise ClusterStartFailed(
-                f"the cluster cannot listen at {ip}:{port}",
-                cause=error.strerror or str(error),
-                next=("hetero-llm node start --head --port 0   # any free one", "--address-of-this-node IP"),
-            ) from error
+        probe.bind((ip, port))
 
 
 def _placed(nodes: Sequence[NodeStart], started: Sequence[Started]) -> list[NodeInventory]:
@@ -232,6 +251,12 @@ def _placed(nodes: Sequence[NodeStart], started: Sequence[Started]) -> list[Node
     ]
 
 
+def check_form(address: str) -> None:
+    """Raise ClusterUnreachable when `address` is not ``HOST:PORT``."""
+    if not has_port(address):
+        raise ClusterUnreachable(f"{address!r} is not HOST:PORT", next=("hetero-llm node join HOST:6379",))
+
+
 def check_joinable(address: str) -> None:
     """Find out early why a node could not join the cluster at `address`; uses the token chosen by `use_token`.
 
@@ -239,8 +264,7 @@ def check_joinable(address: str) -> None:
         ClusterUnreachable: nothing answers there, or the token is refused.
         VersionMismatch: the cluster runs another Ray or Python.
     """
-    if not has_port(address):
-        raise ClusterUnreachable(f"{address!r} is not HOST:PORT", next=("hetero-llm node join HOST:6379",))
+    check_form(address)
     check_reachable(address)
     from hetero_llm.cluster.ray_private import cluster_versions, reread_authentication
 
@@ -252,7 +276,10 @@ def check_joinable(address: str) -> None:
         raise ClusterUnreachable(
             f"the cluster at {address} does not let this node in",
             cause=str(error),
-            next=(f"hetero-llm node join {address} --token-file FILE   # a copy of the head's token",),
+            next=(
+                f"hetero-llm node join {address} --token-file FILE   # a copy of the head's token",
+                "check HOST:PORT: the head says it when it starts, and `hetero-llm node list -o json` there",
+            ),
         ) from error
     if theirs is not None:
         compare_versions(address, theirs)

@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from hetero_llm.cluster import lease, state
-from hetero_llm.cluster.address import check_reachable, check_welcome, make_token, use_token, where
+from hetero_llm.cluster.address import check_reachable, check_welcome, make_token, nobody_listens, use_token, where
 from hetero_llm.cluster.names import GATEWAY_APP, NAMESPACE
 from hetero_llm.cluster.raylet import OBJECT_STORE_BYTES, Raylet, RayletSpec, end_all
 from hetero_llm.errors import ClusterStartFailed, ClusterUnreachable, HeteroError, NotRunning
@@ -34,6 +34,9 @@ SCHEDULER_AWAY_S = 30.0
 """Time a scheduler that was killed gets to be there again; it takes a second or two."""
 
 RETRY_S = 0.2
+
+LOOK_S = 3.0
+"""How often it is looked whether there still is a cluster, while an answer is waited for."""
 
 END_DEADLINE_S = 30.0
 """Time the applications of a cluster get to end before the cluster itself is ended."""
@@ -57,26 +60,39 @@ class Session:
     _raylets: list[Raylet] = field(default_factory=list)
     _closed: bool = False
 
-    def ask(self, question: str, *words: Any) -> Any:
+    def ask(self, question: str, *words: Any, wait_s: float = 0.0) -> Any:
         """Return what the scheduler answers to one of its methods; one that is being started again is waited for.
 
+        Args:
+            wait_s: time the answer may take by intention.
+
         Raises:
-            ClusterUnreachable: it does not come back.
+            ClusterUnreachable: it does not come back, or the cluster is gone. Ray would wait a minute for one that
+                is gone and then end this process.
         """
         import ray
 
-        give_up = time.monotonic() + SCHEDULER_AWAY_S
+        method, give_up = getattr(self.scheduler, question), time.monotonic() + SCHEDULER_AWAY_S + wait_s
+        answer = method.remote(*words)
         while True:
             try:
-                return ray.get(getattr(self.scheduler, question).remote(*words))
+                return ray.get(answer, timeout=LOOK_S)
+            except ray.exceptions.GetTimeoutError as error:
+                if nobody_listens(self.address) or time.monotonic() > give_up:
+                    raise self._lost("no answer") from error
             except ray.exceptions.RayActorError as error:
-                if time.monotonic() > give_up:
-                    raise ClusterUnreachable(
-                        f"the scheduler of the cluster at {self.address} has not answered for {SCHEDULER_AWAY_S:.0f} s",
-                        cause=_reason(error),
-                        next=("hetero-llm doctor --node all",),
-                    ) from error
+                if nobody_listens(self.address) or time.monotonic() > give_up:
+                    raise self._lost(_reason(error)) from error
                 time.sleep(RETRY_S)
+                answer = method.remote(*words)
+
+    def _lost(self, cause: str) -> ClusterUnreachable:
+        gone = nobody_listens(self.address)
+        return ClusterUnreachable(
+            f"the cluster at {self.address} is gone" if gone else f"the scheduler at {self.address} does not answer",
+            cause="nothing listens there any more" if gone else cause,
+            next=("hetero-llm node list",) if gone else ("hetero-llm doctor --node all",),
+        )
 
     def inventory(self) -> Inventory:
         """Return the cluster's nodes; `held_by` says which replica holds a device now."""

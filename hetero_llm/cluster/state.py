@@ -167,7 +167,7 @@ def token_path(record: ServeRecord) -> str | None:
 def all_live_records() -> tuple[ServeRecord, ...]:
     """Return the records of all living processes, whatever their role, oldest first."""
     alive = []
-    for path in _records_dir().glob("*.json"):
+    for path in _records_path().glob("*.json"):
         record = read_record(path.stem)
         if record is None:
             continue
@@ -200,8 +200,8 @@ def _state_path() -> Path:
     return Path(override) if override else platformdirs.user_state_path("hetero-llm")
 
 
-def _records_dir() -> Path:
-    return _made(_state_path() / "serve")
+def _records_path() -> Path:
+    return _state_path() / "serve"
 
 
 def _made(folder: Path) -> Path:
@@ -215,7 +215,7 @@ def _made(folder: Path) -> Path:
 @contextmanager
 def _written_as(record: ServeRecord, path: Path) -> Iterator[Path]:
     """Write `record` to a draft next to `path`, which is gone afterwards."""
-    draft = path.with_name(f"{path.stem[:80]}.{record.pid}.tmp")
+    draft = _made(path.parent) / f"{path.stem[:80]}.{record.pid}.tmp"
     try:
         draft.write_bytes(msgspec.json.encode(record))
         yield draft
@@ -234,4 +234,4 @@ def _unusable(path: Path, error: OSError) -> FolderUnusable:
 
 
 def _record_path(name: str) -> Path:
-    return _records_dir() / f"{name}.json"
+    return _records_path() / f"{name}.json"

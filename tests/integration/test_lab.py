@@ -3,13 +3,18 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from local_cluster import wait_for
 from sandbox import Sandbox
+
+from hetero_llm.cluster.lease import LeaseNote
 
 pytestmark = pytest.mark.ray
 
@@ -111,6 +116,35 @@ def test_a_killed_node_is_shown_as_down_and_the_log_names_it(place, four):
     wait_for(lambda: "node npu-b ended by itself" in Path(four["log"]).read_text(), PATIENCE_S)
 
 
+ASKS = """
+import sys, time
+from hetero_llm.cluster.session import connect
+from hetero_llm.errors import HeteroError
+session = connect()
+print("connected", flush=True)
+try:
+    while True:
+        session.inventory()
+        time.sleep(0.1)
+except HeteroError as error:
+    print(error.code, error, flush=True)
+session.close()
+"""
+
+
+def test_who_uses_a_lab_that_is_gone_is_told_before_ray_ends_the_process(own_place):
+    up(own_place, ONE)
+    argv = [sys.executable, "-c", ASKS]
+    with subprocess.Popen(argv, env=own_place.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as user:
+        assert user.stdout.readline() == b"connected\n"
+        (gcs,) = [process for process in own_place.processes() if process.name() == "gcs_server"]
+        gcs.kill()
+        assert user.stdout.readline().startswith(b"HL401 the cluster at ")
+    wait_for(lambda: own_place.processes() == [], PATIENCE_S)
+    own_place.run("node", "list")  # any command tidies up what the lab could not
+    assert own_place.leftovers() == []
+
+
 def is_node(process, name):
     return "hetero_llm.cluster.raylet" in process.cmdline() and process.environ().get("HETERO_LLM_NODE_NAME") == name
 
@@ -122,6 +156,17 @@ def test_down_ends_everything(own_place):
     assert own_place.leftovers() == []
     assert own_place.run("lab", "down").returncode == 1
     assert not Path(lab["token"]).exists()
+
+
+def test_down_removes_what_engines_of_killed_nodes_left(own_place):
+    up(own_place, ONE)
+    scratch = own_place.tmp / "hetero-scratch"
+    scratch.mkdir()
+    left = own_place.root / "lease" / "simulated-only-toynpu-0.lease"
+    left.parent.mkdir(exist_ok=True)
+    left.write_bytes(msgspec.json.encode(LeaseNote(replica="m-1", pid=1, scratch=str(scratch))))
+    assert own_place.run("lab", "down").returncode == 0
+    assert own_place.leftovers() == []
 
 
 def test_a_killed_lab_leaves_no_process_and_no_file_and_can_be_started_again(own_place):

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import socket
+import tempfile
 import time
 
 import pytest
@@ -70,10 +71,29 @@ def test_a_port_alone_is_no_address(cli, no_token, tmp_path):
     assert "'6379' is not HOST:PORT" in cli("node", "join", "6379", "--token-file", token).err
 
 
-def test_a_state_folder_that_cannot_be_made_is_no_bug(cli, cli_env, monkeypatch):
-    monkeypatch.setenv("HETERO_LLM_STATE_DIR", str(cli_env / "file"))
+@pytest.mark.parametrize("address", ["", "head", "6379"])
+def test_a_wrong_address_is_told_before_a_token_is_asked_for(cli, no_token, address):
+    assert "is not HOST:PORT" in cli("node", "join", address).err
+
+
+@pytest.mark.parametrize("words", [("start", "--head", "--port", 0), ("join", "127.0.0.1:6379")])
+def test_a_token_file_that_is_empty_or_missing_is_told_before_anything_starts(cli, no_token, monkeypatch, words):
+    empty = state.state_dir() / "empty"
+    empty.touch()
+    outcome = cli("node", *words, "--token-file", empty)
+    assert (outcome.code, "is empty" in outcome.err) == (2, True)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nonexistent/token")
+    outcome = cli("node", *words)
+    assert (outcome.code, "cannot read the token in /nonexistent/token" in outcome.err) == (2, True)
+
+
+def test_folders_that_cannot_be_made_are_no_bug(cli, cli_env, no_token, monkeypatch):
     (cli_env / "file").touch()
-    outcome = cli("node", "leave")
+    monkeypatch.setenv("HETERO_LLM_LEASE_DIR", str(cli_env / "file"))
+    assert "HL106" in cli("devices").err
+    monkeypatch.setenv("HETERO_LLM_STATE_DIR", str(cli_env / "file"))
+    assert "HL403" in cli("node", "leave").err
+    outcome = cli("node", "start", "--head", "--port", 0)
     assert (outcome.code, "HL106" in outcome.err) == (1, True)
     assert "HETERO_LLM_STATE_DIR" in outcome.err
 
@@ -90,6 +110,16 @@ def test_a_label_that_ray_would_not_take_is_refused(cli, label):
     outcome = cli("node", "start", "--head", "--label", label)
     assert outcome.code == 2
     assert "is not NAME=VALUE" in outcome.err
+
+
+def test_an_address_of_another_machine_is_refused_before_anything_is_started(cli, cli_env, no_token, toy, monkeypatch):
+    (cli_env / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(cli_env / "tmp"))
+    words = ("--kind", "toynpu", "--address-of-this-node", "192.0.2.1")
+    outcome = cli("node", "start", "--head", "--port", 0, *words)
+    assert outcome.code == 1
+    assert "192.0.2.1 is no address of this machine" in outcome.err
+    assert list((cli_env / "tmp").iterdir()) == []
 
 
 def test_a_kind_this_machine_has_none_of_is_refused(cli, no_token):

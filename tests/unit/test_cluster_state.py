@@ -87,7 +87,8 @@ def test_what_is_no_record_is_removed_and_stops_nobody(tmp_path, content):
 
 def test_a_state_folder_that_cannot_be_made_is_told_with_the_variable_that_names_another(tmp_path):
     (tmp_path / "state").touch()
-    for step in (state.state_dir, state.logs_dir, state.all_live_records):
+    assert state.all_live_records() == ()
+    for step in (state.state_dir, state.logs_dir):
         with pytest.raises(FolderUnusable) as caught:
             step()
         assert "HETERO_LLM_STATE_DIR" in caught.value.report.next[0]

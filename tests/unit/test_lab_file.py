@@ -68,11 +68,11 @@ def test_variables_of_a_node_win_and_numbers_in_them_are_text(write):
         ("nodes:\n- {name: a}", "2:3: 'kind' is missing"),
         ("nodes:\n- {name: a, kind: cpu}\n- {name: a, kind: cpu}", "3:4: node 'a' stands twice"),
         ("nodes: []", "1:1: nodes: "),
-        ("nodes:\n- {name: a, kind: cuda, devices: 'count=one'}", "2:24: devices: 'count' must be a whole number"),
+        ("nodes:\n- {name: a, kind: cuda, devices: 'count=one'}", "2:25: devices: 'count' must be a whole number"),
         ("nodes:\n- {name: a, kind: cpu, env: {HETERO_LLM_OVERRIDE_CPU: nonsense}}", "2:24: env: 'nonsense' is not"),
         ("nodes:\n- {name: a, kind: cpu, env: {'A=B': x}}", "2:30: "),
         ('nodes:\n- {name: a, kind: cpu, env: {A: "x\\0"}}', "2:30: A: "),
-        ('nodes:\n- {name: a, kind: cuda, devices: "x\\0"}', "2:24: devices: "),
+        ('nodes:\n- {name: a, kind: cuda, devices: "x\\0"}', "2:25: devices: "),
     ],
 )
 def test_a_mistake_is_told_with_its_place(write, text, told):
