@@ -21,15 +21,15 @@ class Kept(Protocol):
     def start(self) -> Mapping[str, Any]:
         """Bring it up; return what its record says from then on."""
 
-    def check(self) -> None:
-        """Raise HeteroError when it fell apart."""
+    def check(self) -> bool:
+        """Return whether it is still to be kept up; raise HeteroError when it fell apart."""
 
     def end(self) -> None:
         """Take it down, however far it came."""
 
 
 def keep_up(kept: Kept, record: state.ServeRecord, signals: StopSignals) -> int:
-    """Bring `kept` up, watch until a signal comes, and take it down. Other commands see `record`.
+    """Bring `kept` up, watch until a signal comes or it has done its duty, and take it down; others see `record`.
 
     Raises:
         AlreadyRunning: a living process has a record of this name.
@@ -45,9 +45,9 @@ def keep_up(kept: Kept, record: state.ServeRecord, signals: StopSignals) -> int:
             changes = kept.start()
             record = state.update_record(record, **changes)
         record = state.update_record(record, ready=True)  # not when it was stopped meanwhile
-        while True:
+        while kept.check():
             time.sleep(WATCH_POLL_S)
-            kept.check()
+        return ExitCode.OK
     except HeteroError as error:
         failure = error
         raise

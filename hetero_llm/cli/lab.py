@@ -101,8 +101,9 @@ class _KeptLab:
             self._display.step(f"node {node.node} joined: {devices_text(node)}")
         return {"address": self._lab.agent.address, "nodes": tuple(node.node for node in self._lab.nodes)}
 
-    def check(self) -> None:
+    def check(self) -> bool:
         self._lab.check(lambda text: render.say(f"{time.strftime('%H:%M:%S')} {text}"))
+        return True
 
     def end(self) -> None:
         self._lab.end()

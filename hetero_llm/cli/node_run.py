@@ -146,6 +146,7 @@ class _KeptNodes:
         self._start = start
         self._withdraws = withdraws
         self._health: HealthWatch | None = None
+        self._told: set[str] = set()
 
     def start(self) -> Mapping[str, Any]:
         from hetero_llm.cluster.nodes import republish_node
@@ -158,14 +159,19 @@ class _KeptNodes:
         self._health.start()
         return {"address": self.agent.address, "nodes": tuple(node.name for node in self._nodes)}
 
-    def check(self) -> None:
-        lost = self.agent.lost()
+    def check(self) -> bool:
+        drained = self.agent.drained()
+        lost = [name for name in self.agent.lost() if name not in drained]
         if lost:
             raise NodeLost(
                 f"node {', '.join(lost)} ended by itself",
                 cause=f"Ray's processes failed, or the cluster at {self.agent.address} is gone",
                 next=("hetero-llm node start --head", f"hetero-llm node join {self.agent.address}"),
             )
+        for name in drained - self._told:
+            render.say(f"node {name} was drained and has left")
+        self._told |= drained
+        return len(drained) < len(self._nodes)
 
     def end(self) -> None:
         if self._health is not None:

@@ -37,6 +37,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.stopping = False
+        self._deferring = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -56,12 +57,14 @@ class StopSignals:
         """Finish the block before a signal takes effect: half a started cluster could not be cleaned up.
 
         The signals are blocked and collected by a thread, not merely handled: `ray.init` puts a handler of its own in
-        place, in C++, that aborts the process. Ours is put back before they are let through again.
+        place, in C++, that aborts the process. Ours is put back before they are let through again. It may run all the
+        same: threads that were there before, Ray's own for example, do not block, and one of them may get the signal.
         """
         stopping_before = self.stopping
         done = threading.Event()
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         _blocking.set()
+        self._deferring = True
         collector = threading.Thread(target=self._collect, args=(done,))
         collector.start()
         try:
@@ -71,6 +74,7 @@ class StopSignals:
             collector.join()
             self._install()
             _blocking.clear()
+            self._deferring = False
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             if self.stopping and not stopping_before:
                 raise Interrupted
@@ -89,7 +93,7 @@ class StopSignals:
                 self._note()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._note():
+        if self._note() and not self._deferring:
             raise Interrupted
 
     def _note(self) -> bool:

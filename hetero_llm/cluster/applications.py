@@ -36,13 +36,18 @@ def start_serve() -> None:
 
 
 def run_pools(pools: Sequence[ConfiguredPool]) -> None:
-    """Ask Serve for the replicas of `pools` and return at once. Replicas that are there already stay as they are."""
+    """Ask Serve for the replicas of `pools` and return at once. Replicas that are there already stay as they are.
+
+    A pool without replicas has no application: Serve knows no application of none.
+    """
     start_serve()
-    serve.run_many(
-        [_application(pool) for pool in pools],
-        wait_for_ingress_deployment_creation=False,
-        wait_for_applications_running=False,
-    )
+    wanted = [_application(pool) for pool in pools if pool.replicas > 0]
+    if wanted:
+        serve.run_many(wanted, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    running = serve.status().applications
+    for pool in pools:
+        if pool.replicas == 0 and pool.spec.app in running:
+            serve.delete(pool.spec.app, _blocking=False)
 
 
 def _application(pool: ConfiguredPool) -> serve.RunTarget:

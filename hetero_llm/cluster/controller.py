@@ -7,6 +7,7 @@ publish themselves there, replicas renew their lease twice a second, gateways ke
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 import ray
 
-from hetero_llm.cluster.names import LEASE_LATE_S, LEASE_PERIOD_S, NAMESPACE, SCHEDULER
+from hetero_llm.cluster.names import LEASE_LATE_S, LEASE_PERIOD_S, NAMESPACE, ON_HEAD, SCHEDULER
 from hetero_llm.cluster.nodes import published_nodes
 from hetero_llm.cluster.pools import ConfiguredModel
 from hetero_llm.cluster.ray_private import death_of, kv_get, kv_put
@@ -30,6 +31,8 @@ _Held = tuple[str, ReplicaStatus]
 _MODELS = "models"
 _REPLICAS = "replicas"
 
+_log = logging.getLogger(__name__)
+
 
 class Scheduler:
     """Registry of one cluster, as an actor. Values cross as msgspec JSON bytes: no class of ours is unpickled."""
@@ -43,8 +46,8 @@ class Scheduler:
         self._read_back()
         release_startup_pages()
         self._watch_task = asyncio.get_running_loop().create_task(self._watch_late_leases())
-        reconciler = Reconciler(self._registry, self._save_model, self._notify)
-        self._reconcile_task = asyncio.get_running_loop().create_task(reconciler.run_forever())
+        self._reconciler = Reconciler(self._registry, self._save_model, self._notify)
+        self._reconcile_task = asyncio.get_running_loop().create_task(self._reconciler.run_forever())
 
     async def put_model(self, model: bytes) -> None:
         """Add or change a model (`ConfiguredModel` as JSON)."""
@@ -57,6 +60,11 @@ class Scheduler:
     async def apps_of(self, name: str) -> tuple[str, ...]:
         """Return the Serve applications of a model; empty when nobody configured it."""
         return next((model.apps for model in self._registry.models() if model.entry.name == name), ())
+
+    async def leave_models(self, names: tuple[str, ...] | None = None) -> None:
+        """Leave these models, by default all, as they are from now on: they are about to be deleted."""
+        known = [model.entry.name for model in self._registry.models()]
+        await self._reconciler.leave(known if names is None else names)
 
     async def remove_model(self, name: str) -> None:
         """Forget a model and its replicas."""
@@ -128,18 +136,17 @@ class Scheduler:
     async def _watch_late_leases(self) -> None:
         while True:
             await asyncio.sleep(LEASE_PERIOD_S)
-            for replica in self._registry.late(time.monotonic(), LEASE_LATE_S):
-                actor_id = self._actor_ids.get(replica)  # None: it was forgotten while another one was asked about
-                if actor_id and (cause := await asyncio.to_thread(death_of, actor_id)):
-                    self._registry.died(replica, cause)
-                    self._replicas_changed()
+            try:
+                await self._ask_about_late_leases()
+            except Exception:  # noqa: BLE001  one failed question, whatever it was, must not be the last
+                _log.exception("late leases could not be looked into")
 
-
-HEAD_RESOURCE = "node:__internal_head__"
-"""Ray gives the head one of it."""
-
-HEAD_SHARE = 0.001
-"""Ray's own share for an actor that is only to be placed by it."""
+    async def _ask_about_late_leases(self) -> None:
+        for replica in self._registry.late(time.monotonic(), LEASE_LATE_S):
+            actor_id = self._actor_ids.get(replica)  # None: it was forgotten while another one was asked about
+            if actor_id and (cause := await asyncio.to_thread(death_of, actor_id)):
+                self._registry.died(replica, cause)
+                self._replicas_changed()
 
 
 def start_scheduler() -> Any:
@@ -153,7 +160,7 @@ def start_scheduler() -> Any:
             get_if_exists=True,
             num_cpus=0,
             # On the head, without which there is no cluster: a node that is lost must not take the scheduler along.
-            resources={HEAD_RESOURCE: HEAD_SHARE},
+            resources=ON_HEAD,
             max_restarts=-1,
             max_task_retries=0,
             max_concurrency=1000,

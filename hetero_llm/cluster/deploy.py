@@ -46,6 +46,8 @@ def newer_snapshot(session: Session, newer_than: int, timeout_s: float) -> Routi
 def delete_model(session: Session, name: str) -> None:
     """Stop a model: its replicas finish what they answer and end. Returns when they are gone."""
     quiet_ray()
+    # First: replicas that leave must not be taken for lost ones and be placed elsewhere.
+    session.ask("leave_models", (name,))
     for app in session.ask("apps_of", name):
         serve.delete(app)
     session.ask("remove_model", name)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from hetero_llm.cluster.deploy import snapshot
-from hetero_llm.cluster.nodes import with_holders
+from hetero_llm.cluster.nodes import note_drained, with_holders
 from hetero_llm.cluster.pools import ConfiguredModel, pools_now
 from hetero_llm.cluster.ray_private import drain_node
 from hetero_llm.cluster.session import Session
@@ -42,6 +42,7 @@ def drain(session: Session, name: str, *, force: bool, progress: Callable[[str],
             next=("hetero-llm stop MODEL", "hetero-llm devices", f"hetero-llm drain {name} --force"),
         )
     assert node.ray_node_id is not None
+    note_drained(node.ray_node_id)
     drain_node(node.ray_node_id, "hetero-llm drain")
     said = None
     while left := _on(node, snapshot(session).replicas):

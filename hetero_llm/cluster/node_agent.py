@@ -167,6 +167,16 @@ class NodeAgent:
         """Return the names of the nodes that ended by themselves."""
         return tuple(raylet.name for raylet in self._raylets if raylet.exit_code() is not None)
 
+    def drained(self) -> set[str]:
+        """Return the names of those that ended because they were told to: Ray ends a drained node that has no work."""
+        ended = set(self.lost())
+        if not ended:
+            return set()
+        from hetero_llm.cluster.nodes import was_drained
+
+        nodes = [node for node in self.registered if node.node in ended and node.ray_node_id is not None]
+        return {node.node for node in nodes if was_drained(self.address, str(node.ray_node_id))}
+
     def withdraw(self) -> None:
         """Make the cluster forget the nodes. Without it they stay listed as nodes that are down.
 

@@ -12,12 +12,15 @@ from dataclasses import replace
 import msgspec
 import ray
 
-from hetero_llm.cluster.ray_private import kv_delete, kv_get, kv_list, kv_put, kv_put_at
+from hetero_llm.cluster.ray_private import kv_delete, kv_get, kv_get_at, kv_list, kv_put, kv_put_at
 from hetero_llm.errors import ClusterUnreachable, NodeNameTaken, NodeUnknown
 from hetero_llm.model import Inventory, NodeInventory, ReplicaState, ReplicaStatus
 
 _NAMESPACE = "hetero-llm-nodes"
 """The key is the node's name: one that comes back under its name replaces what it was before."""
+
+_DRAINED = "hetero-llm-drained"
+"""The key is Ray's id of the node."""
 
 
 def publish_node(node: NodeInventory) -> None:
@@ -47,6 +50,19 @@ def republish_node(address: str, node: NodeInventory) -> None:
         kv_put_at(address, _NAMESPACE, node.node, msgspec.json.encode(node))
     except (ray.exceptions.RayError, ConnectionError) as error:
         raise ClusterUnreachable(f"the cluster at {address} does not answer", cause=str(error)) from error
+
+
+def note_drained(ray_node_id: str) -> None:
+    """Write down that a node was told to leave: whoever keeps it then knows why its Ray processes end."""
+    kv_put(_DRAINED, ray_node_id, b"1")
+
+
+def was_drained(address: str, ray_node_id: str) -> bool:
+    """Return whether a node of the cluster at `address` was told to leave; False when the cluster does not answer."""
+    try:
+        return kv_get_at(address, _DRAINED, ray_node_id) is not None
+    except (ray.exceptions.RayError, ConnectionError):
+        return False
 
 
 def withdraw_node(name: str) -> None:

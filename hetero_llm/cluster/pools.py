@@ -16,7 +16,8 @@ from hetero_llm.model import ModelEntry, NodeInventory, Plan, PoolWish, ReplicaP
 from hetero_llm.plugin.manager import load_plugins
 from hetero_llm.scheduler.reconcile import Change, Pool
 
-_LIVING = (ReplicaState.STARTING, ReplicaState.READY)
+_LIVING = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.DRAINING)
+"""A draining replica too: where Serve wants fewer, fewer are wanted; what moves has its successor soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

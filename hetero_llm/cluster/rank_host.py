@@ -5,6 +5,7 @@ The replica actor leads: it starts these actors in the other bundles of its plac
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hetero_llm.cluster.group import run_ranks
 from hetero_llm.cluster.group_verdict import RankOutcome
 from hetero_llm.cluster.replica_spec import Member, ReplicaSpec
-from hetero_llm.cluster.share import EngineShare
+from hetero_llm.cluster.share import EngineShare, preflight_hints
 from hetero_llm.errors import ErrorReport, HeteroError, ReplicaLost, from_report
 from hetero_llm.model import from_data, to_data
 from hetero_llm.plugin import EngineSpec, GroupSpec
@@ -36,19 +37,26 @@ class RankHost:
         self._spec = from_data(spec, ReplicaSpec)
         self._share = EngineShare(self._spec, replica)
         self._plugins = load_plugins()
+        self._cancelled = threading.Event()
 
     def take_devices(self) -> Any:
         """Hold this node's devices; return the `Member` as builtins."""
         return to_data(self._share.take_devices(self._plugins))
 
-    def check(self, group: Mapping[str, Any]) -> Any:
+    def check(self, group: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> Any:
         """Run this node's ranks of the pre-flight; return their `RankOutcome`s as builtins."""
         member = self._share.member
         assert member is not None
         spec = from_data(group, GroupSpec)
         # Here, not at the leader: each node chooses its own interfaces.
         setup = self._plugins.backend(self._spec.kind).group(spec)
-        return to_data(run_ranks(setup, spec, node=member.node, hints=self._plugins.error_hints()))
+        hints = preflight_hints(self._spec, [from_data(data, Member) for data in members], self._plugins)
+        outcomes = run_ranks(setup, spec, node=member.node, hints=hints, cancelled=self._cancelled)
+        return to_data(outcomes)
+
+    def cancel_check(self) -> None:
+        """End the pre-flight: a rank on another node failed."""
+        self._cancelled.set()
 
     def launch(self, engine: Mapping[str, Any]) -> int:
         """Start the engine of this node (`EngineSpec` as builtins); return its process id."""
@@ -85,9 +93,14 @@ class Followers:
         members = _get([actor.take_devices.remote() for actor in self._actors])
         return tuple(from_data(data, Member) for data in members)
 
-    def start_check(self, group: GroupSpec) -> Sequence[Any]:
+    def start_check(self, group: GroupSpec, members: Sequence[Member]) -> Sequence[Any]:
         """Start the pre-flight of the further nodes' ranks; `outcomes` waits for them."""
-        return [actor.check.remote(to_data(group)) for actor in self._actors]
+        return [actor.check.remote(to_data(group), to_data(members)) for actor in self._actors]
+
+    def cancel_check(self) -> None:
+        """End the pre-flight on the further nodes; their ranks would only wait for one that failed."""
+        for actor in self._actors:
+            actor.cancel_check.remote()
 
     def outcomes(self, checks: Sequence[Any]) -> tuple[RankOutcome, ...]:
         """Return how the ranks of `start_check` ended."""
@@ -105,7 +118,7 @@ class Followers:
         try:
             return from_report(from_data(ray.get(first[0]), ErrorReport))
         except ray.exceptions.RayError as error:
-            return ReplicaLost("another node of the group was lost", cause=str(error).splitlines()[0])
+            return _lost(error)
 
     def stop(self) -> None:
         """End the engines and the actors of the further nodes. Safe to call twice."""
@@ -135,9 +148,19 @@ def _start(spec: ReplicaSpec, replica: str, bundle: int) -> Any:
 
 
 def _get(calls: Sequence[Any]) -> list[Any]:
-    """Return the results of all `calls`; an error of ours that one raised comes out as itself."""
+    """Return the results of all `calls`; an error of ours that one raised comes out as itself.
+
+    Raises:
+        ReplicaLost: a further node is gone.
+    """
     try:
         results: list[Any] = ray.get(list(calls))
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, HeteroError) else error from None
+    except ray.exceptions.RayActorError as error:
+        raise _lost(error) from error
     return results
+
+
+def _lost(error: Exception) -> ReplicaLost:
+    return ReplicaLost("another node of the group was lost", cause=str(error).splitlines()[0])

@@ -155,6 +155,13 @@ def kv_put_at(address: str, namespace: str, key: str, value: bytes) -> None:
     client.internal_kv_put(key.encode(), value, True, namespace.encode(), timeout=10.0)
 
 
+def kv_get_at(address: str, namespace: str, key: str) -> bytes | None:
+    """Return bytes stored in the cluster at `address`, or None; as `kv_put_at`."""
+    client = ray._raylet.GcsClient(address=address)
+    value: bytes | None = client.internal_kv_get(key.encode(), namespace.encode(), timeout=10.0)
+    return value
+
+
 def kv_get(namespace: str, key: str) -> bytes | None:
     """Return bytes stored by `kv_put`, or None."""
     value: bytes | None = internal_kv._internal_kv_get(key.encode(), namespace=namespace.encode())

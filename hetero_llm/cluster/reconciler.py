@@ -7,14 +7,16 @@ process of its own: the actor stays small, and a restart in between does the res
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 import ray
 
 from hetero_llm.cluster.nodes import published_nodes, with_holders
 from hetero_llm.cluster.pools import ConfiguredModel, changed, pools_now
-from hetero_llm.cluster.ray_private import kv_delete, kv_get, kv_put
+from hetero_llm.cluster.ray_private import draining_nodes, kv_delete, kv_get, kv_put
 from hetero_llm.cluster.registry import Registry
 from hetero_llm.matrix import load_matrix
 from hetero_llm.model import NodeInventory
@@ -30,6 +32,9 @@ ROUNDS = 3
 
 _NAMESPACE = "hetero-llm-reconciler"
 _UNFINISHED = "unfinished"
+_LEAVING = "its node is told to leave"
+
+_log = logging.getLogger(__name__)
 
 
 class Reconciler:
@@ -42,31 +47,47 @@ class Reconciler:
         self._notify = notify
         self._rules = {backend.kind: rules_of(backend) for backend in load_plugins().backends()}
         self._found: dict[str, tuple[Change, int]] = {}
+        self._changing = asyncio.Lock()
 
     async def run_forever(self) -> None:
-        """Finish what a former incarnation began, then keep looking."""
-        if kv_get(_NAMESPACE, _UNFINISHED) is not None:
-            await self._ask_serve(self._registry.models())
+        """Finish what a former incarnation began, then keep looking. What fails is tried again."""
         while True:
+            try:
+                if kv_get(_NAMESPACE, _UNFINISHED) is not None:
+                    await self._ask_serve(self._registry.models())
+                await self.look()
+            except Exception:  # noqa: BLE001  one failed round, whatever it was, must not be the last
+                _log.exception("a round of the reconciler failed")
             await asyncio.sleep(PERIOD_S)
-            await self.look()
+
+    async def leave(self, names: Sequence[str]) -> None:
+        """Change nothing about these models any more; returns when no change of one is under way."""
+        async with self._changing:
+            for model in self._registry.models():
+                if model.entry.name in names:
+                    self._save(replace(model, deployment=None))
 
     async def look(self) -> None:
         """Look once at every model that can change."""
-        models = [model for model in self._registry.models() if model.deployment is not None]
-        if not models:
+        if not any(model.deployment is not None for model in self._registry.models()):
             return
-        inventory = await asyncio.to_thread(published_nodes)
-        for model in models:
-            replicas = self._registry.table().replicas
-            nodes = with_holders(inventory.nodes, replicas)
-            await self._look_at(model, pools_now(model, replicas, nodes), nodes)
+        nodes = await asyncio.to_thread(_nodes_now)
+        for name in [model.entry.name for model in self._registry.models()]:
+            async with self._changing:
+                await self._look_at(name, with_holders(nodes, self._registry.table().replicas))
 
-    async def _look_at(self, model: ConfiguredModel, pools: Sequence[Pool], nodes: Sequence[NodeInventory]) -> None:
-        name, deployment = model.entry.name, model.deployment
-        assert deployment is not None
-        facts = deployment.plan.model
-        change = next_change(facts, deployment.wishes, pools, nodes, self._rules, load_matrix())
+    async def _look_at(self, name: str, nodes: Sequence[NodeInventory]) -> None:
+        # Read anew each time: while another model was changed this one may have been stopped.
+        models = {model.entry.name: model for model in self._registry.models()}
+        model, replicas = models.get(name), self._registry.table().replicas
+        if model is None or model.deployment is None:
+            return
+        pools = pools_now(model, replicas, nodes)
+        others = [pool for other in models.values() if other is not model for pool in pools_now(other, replicas, nodes)]
+        facts, wishes = model.deployment.plan.model, model.deployment.wishes
+        change = await asyncio.to_thread(
+            next_change, facts, wishes, pools, nodes, self._rules, load_matrix(), others=others
+        )
         self._note(name, pools, nodes)
         if change is None:
             self._found.pop(name, None)
@@ -76,12 +97,10 @@ class Reconciler:
         self._found[name] = (change, rounds)
         if rounds >= ROUNDS:
             del self._found[name]
-            await self._carry_out(model, change)
-
-    async def _carry_out(self, model: ConfiguredModel, change: Change) -> None:
-        after = changed(model, change)
-        self._save(after)
-        await self._ask_serve((after,))
+            _log.info("%s: %s", name, change.reason)
+            after = changed(model, change)
+            self._save(after)
+            await self._ask_serve((after,))
 
     async def _ask_serve(self, models: Sequence[ConfiguredModel]) -> None:
         kv_put(_NAMESPACE, _UNFINISHED, b"1")
@@ -95,6 +114,17 @@ class Reconciler:
         texts = [f"{count} of {app}: no free {accelerators[app]} on a living node" for app, count in lacking.items()]
         if self._registry.note(name, "; ".join(texts) or None):
             self._notify()
+
+
+def _nodes_now() -> tuple[NodeInventory, ...]:
+    """Return the published nodes; devices of a node that is told to leave are nobody's place any more."""
+    leaving = draining_nodes()
+    return tuple(
+        replace(node, devices=tuple(replace(device, held_by=_LEAVING) for device in node.devices))
+        if node.ray_node_id in leaving
+        else node
+        for node in published_nodes().nodes
+    )
 
 
 def _run_pools(models: bytes) -> None:

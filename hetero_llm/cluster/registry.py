@@ -66,8 +66,13 @@ class Registry:
         return tuple(self._models[name] for name in sorted(self._models))
 
     def renew(self, status: ReplicaStatus, now: float) -> None:
-        """Take a replica's word about itself. `now` is the monotonic time in seconds."""
+        """Take a replica's word about itself. `now` is the monotonic time in seconds.
+
+        One whose actor was declared dead is not heard any more: its node may be back for a moment, and ends it then.
+        """
         before = self._replicas.get(status.replica)
+        if before is not None and before.error is not None and before.error["code"] == ReplicaLost.code:
+            return
         self._replicas[status.replica] = status
         self._renewed_at[status.replica] = now
         self._seen_at.setdefault(status.replica, now)

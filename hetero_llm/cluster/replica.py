@@ -19,7 +19,7 @@ import ray
 from hetero_llm.cluster.controller import find_scheduler
 from hetero_llm.cluster.engine_process import EngineProcess
 from hetero_llm.cluster.group import excused, run_ranks
-from hetero_llm.cluster.group_verdict import judge
+from hetero_llm.cluster.group_verdict import Ending, judge
 from hetero_llm.cluster.names import LEASE_PERIOD_S
 from hetero_llm.cluster.rank_host import Followers
 from hetero_llm.cluster.ray_private import bind_serve_rpc
@@ -102,7 +102,8 @@ class EngineReplica:
         """Leave the routing table and return when what is being answered is finished."""
         self._state = ReplicaState.DRAINING
         await self._renew()
-        await asyncio.to_thread(self._drain)
+        if self._share.engine is not None:
+            await asyncio.to_thread(self._drain, self._share.engine)
 
     async def stop(self) -> None:
         """Drain, then end the actor and its engine. Serve starts another one unless it wants fewer now."""
@@ -153,7 +154,7 @@ class EngineReplica:
         if len(group.ranks) == 1 or excused(setup, group):
             return
         self._go_on_to("checking the group")
-        others = self._followers.start_check(group)
+        others = self._followers.start_check(group, self._members)
         own = run_ranks(
             setup,
             group,
@@ -161,6 +162,8 @@ class EngineReplica:
             hints=preflight_hints(self._spec, self._members, plugins),
             cancelled=self._stopping,
         )
+        if any(outcome.ending is not Ending.PASSED for outcome in own):
+            self._followers.cancel_check()
         judge(setup, group, (*own, *self._followers.outcomes(others)))
 
     def _end_with_followers(self, engine: EngineProcess) -> None:
@@ -175,9 +178,7 @@ class EngineReplica:
             raise EngineNotReady(f"{self._replica} was stopped while it was {self._launched_phase}")
         self._launched_phase = phase
 
-    def _drain(self) -> None:
-        engine = self._share.engine
-        assert engine is not None
+    def _drain(self, engine: EngineProcess) -> None:
         # Gateways learn of the new table within milliseconds; what they sent before that must have arrived.
         time.sleep(TABLE_DELAY_S)
         deadline = time.monotonic() + DRAIN_S
@@ -214,7 +215,7 @@ class EngineReplica:
     async def _renew(self) -> None:
         try:
             await self._scheduler.renew.remote(to_data(self._status()), ray.get_runtime_context().get_actor_id())
-        except ray.exceptions.RayActorError:
+        except ray.exceptions.RayError:
             # The scheduler restarts by itself and its handle stays good; the next renewal reaches it.
             return
 

@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -132,7 +132,8 @@ class Session:
         from ray import serve
 
         quiet_ray()
-
+        with suppress(ClusterUnreachable):  # without a scheduler nobody interferes
+            self.ask("leave_models")
         apps = serve.status().applications
         if GATEWAY_APP in apps:
             serve.delete(GATEWAY_APP)  # first, so that clients leave before their engines do

@@ -6,6 +6,7 @@ others run headless.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,8 +26,13 @@ from hetero_llm.plugin import Backend, EngineSpec, RootCausePattern
 from hetero_llm.plugin.manager import PluginManager
 from hetero_llm.scheduler.resources import USABLE_HEALTH
 
-DEVICE_WAIT_S = 30.0
+PLANNED_WAIT_S = 10.0
 """A killed predecessor keeps its devices until its engine is gone, some seconds at most."""
+
+DEVICE_WAIT_S = 30.0
+"""How long any device is waited for; Ray has counted that there is one."""
+
+_log = logging.getLogger(__name__)
 
 
 class EngineShare:
@@ -63,14 +69,23 @@ class EngineShare:
         if backend.native_resource is not None:
             # Leased as well: another cluster on this machine must not take them, nor leftovers stay behind.
             wanted = tuple(device.uid for device in _assigned_devices(backend, tuple(usable.values()), count))
+            self._lease = DeviceLease.acquire(wanted, count, self._replica, deadline_s=DEVICE_WAIT_S)
         else:
-            planned = tuple(uid for uid in spec.planned if uid in usable)
-            # Ray chooses the node; it may put more replicas on one than the plan had there.
-            wanted = planned if len(planned) >= count else tuple(usable)
-        self._lease = DeviceLease.acquire(wanted, count, self._replica, deadline_s=DEVICE_WAIT_S)
+            self._lease = self._lease_of(tuple(usable), count)
         devices = tuple(usable[uid] for uid in self._lease.uids)
         self.member = Member(node=node.node, address=node.address, devices=devices)
         return self.member
+
+    def _lease_of(self, usable: Sequence[str], count: int) -> DeviceLease:
+        """Lease planned devices, or others when those stay taken: Ray may put more on a node than the plan had."""
+        planned = tuple(uid for uid in self._spec.planned if uid in usable)
+        if len(planned) >= count:
+            try:
+                return DeviceLease.acquire(planned, count, self._replica, deadline_s=PLANNED_WAIT_S)
+            except DeviceBusy:
+                _log.info("%s: the planned devices are taken: %s", self._replica, ", ".join(planned))
+        rest = tuple(uid for uid in usable if uid not in planned)
+        return DeviceLease.acquire((*planned, *rest), count, self._replica, deadline_s=DEVICE_WAIT_S)
 
     def launch(self, engine: EngineSpec, plugins: PluginManager) -> EngineProcess:
         """Start the engine of this share; `take_devices` came before.

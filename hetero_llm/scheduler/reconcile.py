@@ -64,23 +64,25 @@ def next_change(
     nodes: Sequence[NodeInventory],
     rules: Mapping[str, KindRules],
     matrix: Matrix | None,
+    others: Sequence[Pool] = (),
 ) -> Change | None:
     """Return what should change now, None when all is as it should be or nothing can be done.
 
     Args:
         nodes: all nodes; `held_by` of their devices is up to date.
+        others: pools of other models; what Serve is about to use for them is not taken away.
     """
     living = [node for node in nodes if node.alive]
+    free = _reserved(living, (*pools, *others))
     for pool in pools:
         homeless = pool.wanted - pool.living - _places(pool, living)
         wish = _wish_of(pool, wishes)
         if homeless > 0 and wish is not None:
-            elsewhere = _without(living, pool.kind, pool.accelerator)
+            elsewhere = _without(free, pool.kind, pool.accelerator)
             moved = make_plan(facts, replace(wish, replicas=homeless), elsewhere, rules, matrix).replicas
             if moved:
                 reason = f"{len(moved)} of {pool.wanted} replicas of {pool.app} have no {pool.accelerator} left"
                 return Change(counts={pool.app: pool.wanted - len(moved)}, replicas=moved, reason=reason)
-    free = _reserved(living, pools)
     for wish in wishes:
         if wish.replicas is None and (more := make_plan(facts, wish, free, rules, matrix).replicas):
             return Change(replicas=more, reason=f"{len(more)} more fit and as many as fit are wanted")
@@ -101,7 +103,8 @@ def _wish_of(pool: Pool, wishes: Sequence[PoolWish]) -> PoolWish | None:
 
 def _comes_from(pool: Pool, wish: PoolWish) -> bool:
     kinds = not wish.kinds or pool.kind in wish.kinds
-    return kinds and wish.accelerator in (None, pool.accelerator) and wish.tp in (None, pool.tp)
+    shape = wish.tp in (None, pool.tp) and wish.pp in (None, pool.pp)
+    return kinds and shape and wish.accelerator in (None, pool.accelerator)
 
 
 def _places(pool: Pool, nodes: Sequence[NodeInventory]) -> int:

@@ -122,7 +122,7 @@ def test_a_pulled_cable_costs_what_was_being_streamed_and_the_node_comes_back(cl
         cluster.wait(lambda: cluster.nodes["h3"].poll() is not None)
         cluster.join("h3")
         cluster.wait(lambda: set(cluster.ready()) == set(NAMES))
-        assert cluster.ready()["h3"] != lost
+        assert cluster.ready()["h3"] != lost, "the lost replica is not heard any more"
         load.wait_for_more(cluster, 40)
         assert cluster.ready()["h3"] in {outcome["replica"] for outcome in load.outcomes()[-40:]}
         assert load.failures() == failed

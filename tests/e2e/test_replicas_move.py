@@ -44,8 +44,7 @@ def test_a_drained_nodes_replica_is_replaced_before_it_leaves(cluster):
     assert load.failures() == []
     assert list(cluster.ready().values()) == [other]
     assert first not in cluster.ready()
-    os.kill(cluster.nodes[node].pid, signal.SIGTERM)
-    assert cluster.nodes[node].wait(90) == 130
+    assert cluster.nodes[node].wait(90) == 0, "with no work left it leaves by itself, which is no failure"
 
 
 def test_a_lost_nodes_replica_moves_to_another_kind_that_was_allowed(cluster):

@@ -53,6 +53,19 @@ def test_a_deferred_step_is_finished_before_the_signal_takes_effect():
     assert done == ["step"]
 
 
+def test_a_deferred_step_is_finished_although_another_thread_gets_the_signal():
+    done, end = [], threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()  # before the signals are blocked, so that it does not block them, as Ray's threads do not
+    try:
+        with pytest.raises(Interrupted):
+            run_deferred(lambda: done.append(threading.Event().wait(0.2)))
+    finally:
+        end.set()
+        other.join()
+    assert done == [False]
+
+
 def test_a_deferred_step_that_fails_after_a_signal_is_an_interruption():
     with pytest.raises(Interrupted):
         run_deferred(lambda: 1 / 0)

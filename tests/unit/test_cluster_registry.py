@@ -126,3 +126,13 @@ def test_removing_a_model_removes_its_replicas_and_its_entry():
 def test_kinds_of_a_model_follow_its_replicas():
     (entry,) = registry_with(status("a"), status("b", kind="sim")).table().models
     assert entry.kinds == ("cpu", "sim")
+
+
+def test_a_replica_that_was_declared_dead_is_not_heard_any_more():
+    registry = Registry(first_version=1)
+    registry.put_model(model())
+    registry.renew(status("r1", ReplicaState.READY), 0.0)
+    registry.died("r1", "its node was lost")
+    registry.renew(status("r1", ReplicaState.READY), 1.0)
+    assert registry.table().targets == ()
+    assert [one.state for one in registry.table().replicas] == [ReplicaState.FAILED]

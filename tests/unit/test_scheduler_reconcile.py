@@ -47,8 +47,8 @@ def pool(kind="cuda", accelerator="H100-80GB", *, wanted, living, tp=1, nodes=1)
     return Pool(app=app, kind=kind, accelerator=accelerator, tp=tp, pp=1, nodes=nodes, wanted=wanted, living=living)
 
 
-def change(wishes, pools, nodes):
-    return next_change(FACTS, wishes, pools, nodes, {}, None)
+def change(wishes, pools, nodes, others=()):
+    return next_change(FACTS, wishes, pools, nodes, {}, None, others)
 
 
 def test_nothing_changes_while_all_replicas_live():
@@ -128,3 +128,18 @@ def test_two_rounds_of_growth_do_not_ask_for_the_same_device_twice():
     nodes = [node("a", held=(0, 1)), node("new")]
     assert change([wish], [pool(wanted=4, living=2)], nodes) is None
     assert change([replace(wish, replicas=4)], [pool(wanted=4, living=2)], nodes) is None
+
+
+def test_what_another_model_gets_back_is_not_taken_from_it():
+    wish = PoolWish(kinds=("cuda",), replicas=None, tp=1)
+    nodes = [node("a", held=(0,))]
+    crashed = pool(wanted=1, living=0)
+    assert change([wish], [pool(wanted=1, living=1)], nodes, others=[crashed]) is None
+    assert change([wish], [pool(wanted=1, living=1)], nodes) is not None
+
+
+def test_a_replica_does_not_move_onto_what_a_pool_of_its_own_model_gets_back():
+    wish = PoolWish(kinds=("cuda", "ascend"), replicas=2)
+    nodes = [node("a", alive=False), node("b", "ascend", "910B2", 1)]
+    pools = [pool(wanted=1, living=0), pool("ascend", "910B2", wanted=1, living=0)]
+    assert change([wish], pools, nodes) is None
