@@ -312,6 +312,12 @@ class DrainImpossible(HeteroError):
     code = "HL412"
 
 
+class ReplicaStuck(HeteroError):
+    """A replica does not end: its node may be lost or stuck in a driver."""
+
+    code = "HL413"
+
+
 # -- HL5xx: engines ---------------------------------------------------------------------------------------------------
 
 

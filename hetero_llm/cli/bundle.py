@@ -9,13 +9,13 @@ import platform
 import tarfile
 import time
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hetero_llm.cli.redaction import redactor
 from hetero_llm.errors import FolderUnusable, HeteroError, UsageError
 from hetero_llm.model import to_data
+from hetero_llm.plugin.software import installed
 
 LOG_TAIL_BYTES = 200_000
 MAX_LOGS = 20
@@ -108,14 +108,7 @@ def _json(value: Any) -> str:
 
 def _versions() -> dict[str, str | None]:
     system = {"python": platform.python_version(), "system": platform.platform(), "machine": platform.machine()}
-    return system | {name: _installed(name) for name in DISTRIBUTIONS}
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    return system | {name: installed(name) for name in DISTRIBUTIONS}
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -158,12 +151,22 @@ def _logs(missing: list[str]) -> dict[str, str]:
     except FolderUnusable as error:
         missing.append(f"logs: {error}: {error.report.cause}")
         return {}
-    newest = sorted(root.rglob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+    newest = sorted(_readable(root.rglob("*.log"), missing), key=lambda path: path.stat().st_mtime, reverse=True)
     if not newest:
         missing.append(f"logs: there are none in {root}")
     if len(newest) > MAX_LOGS:
         missing.append(f"{len(newest) - MAX_LOGS} older logs in {root}")
     return {str(path.relative_to(root)).replace("/", "-"): _tail(path) for path in newest[:MAX_LOGS]}
+
+
+def _readable(logs: Iterable[Path], missing: list[str]) -> list[Path]:
+    found = []
+    for path in logs:
+        if path.is_file() and os.access(path, os.R_OK):
+            found.append(path)
+        else:
+            missing.append(f"{path}, which cannot be read")
+    return found
 
 
 def _tail(path: Path) -> str:

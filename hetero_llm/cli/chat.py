@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hetero_llm.cli import render
-from hetero_llm.cli.options import Verb
+from hetero_llm.cli.options import FiniteRange, Verb
 from hetero_llm.errors import ModelNotServed, NotRunning, UpstreamFailed
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Message = dict[str, str]
 @click.option("-m", "--message", metavar="TEXT", help="Ask this and leave; `-` reads it from stdin.")
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @click.option(
-    "--temperature", type=click.FloatRange(min=0), metavar="T", help="Sampling temperature. Default: the model's own."
+    "--temperature", type=FiniteRange(min=0), metavar="T", help="Sampling temperature. Default: the model's own."
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Limit of the answer.")
 @click.option("--api-key", envvar=["HETERO_LLM_API_KEY", "OPENAI_API_KEY"], metavar="KEY", help="Key of the endpoint.")

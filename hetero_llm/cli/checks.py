@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hetero_llm.plugin import Check
+from hetero_llm.plugin.software import installed
 
 MIN_PYTHON = (3, 11)
 MIN_CACHE_FREE_BYTES = 1 << 30
@@ -44,9 +45,8 @@ def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Chec
 def check_ray() -> Check:
     """Return whether the installed Ray is one we were built for, without importing it."""
     wanted = next((text for text in metadata.requires("hetero-llm") or () if text.startswith("ray[")), "ray")
-    try:
-        found = metadata.version("ray")
-    except metadata.PackageNotFoundError:
+    found = installed("ray")
+    if found is None:
         return Check(name="ray", ok=False, text="Ray is not installed", next=(f"pip install '{wanted}'",))
     from packaging.requirements import Requirement
 
@@ -128,20 +128,21 @@ def check_space(name: str, folder: Path, wanted_bytes: int, advice: str) -> Chec
 
 
 def check_state() -> Check:
-    """Return whether records and logs can be written."""
-    from hetero_llm.cluster.state import state_dir
+    """Return whether records can be read, and records and logs written."""
+    from hetero_llm.cluster.state import all_live_records, state_dir
     from hetero_llm.errors import FolderUnusable
 
     advice = "set HETERO_LLM_STATE_DIR to a folder you may write"
     try:
         folder = state_dir()
+        all_live_records()
         with tempfile.TemporaryFile(dir=folder):
             return Check(name="state", ok=True, text=f"{folder} can be written")
     except FolderUnusable as error:
         text = f"{error}: {error.report.cause}"
         return Check(name="state", ok=False, text=text, next=(advice,))
     except OSError as error:
-        return Check(name="state", ok=False, text=f"cannot write: {error}", next=(advice,))
+        return Check(name="state", ok=False, text=f"cannot use the folder for records and logs: {error}", next=(advice,))
 
 
 def check_temp(folder: str | None = None) -> Check:

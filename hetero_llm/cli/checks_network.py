@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hetero_llm.errors import FolderUnusable
 from hetero_llm.plugin import Check
 
 GATEWAY_PORT = 8000
@@ -136,5 +137,5 @@ def _served_here() -> bool:
 
     try:
         return bool(live_records())
-    except OSError:  # a folder for records that cannot be used is a finding of its own
+    except (FolderUnusable, OSError):  # a folder for records that cannot be used is a finding of its own
         return False

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from hetero_llm.plugin import Check
+from hetero_llm.plugin.software import PLATFORM_PLUGINS, installed
 
-PLATFORM_GROUP = "vllm.platform_plugins"
 GENERAL_GROUP = "vllm.general_plugins"
 LOCKED_TO_VLLM = ("vllm-ascend",)
 """Platform plugins that patch vLLM's insides and so need vLLM of exactly their own release."""
@@ -43,10 +43,10 @@ def installed_plugins(group: str) -> tuple[EnginePlugin, ...]:
 
 def software_checks() -> tuple[Check, ...]:
     """Run all of them in this Python environment."""
-    platforms, general = installed_plugins(PLATFORM_GROUP), installed_plugins(GENERAL_GROUP)
+    platforms, general = installed_plugins(PLATFORM_PLUGINS), installed_plugins(GENERAL_GROUP)
     return (
         check_platform_plugins(platforms),
-        check_engine_lock({name: _installed(name) for name in ("vllm", *LOCKED_TO_VLLM)}),
+        check_engine_lock({name: installed(name) for name in ("vllm", *LOCKED_TO_VLLM)}),
         check_plugin_filter(os.environ.get("VLLM_PLUGINS"), platforms, general),
     )
 
@@ -107,10 +107,3 @@ def release(version: str) -> str:
     """Return the release of a PEP 440 version: ``0.23.0`` of ``0.23.0rc1``, ``0.23.0.post1`` and ``0.23.0+cpu``."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", version.strip())
     return match[1] if match else version
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

@@ -70,6 +70,7 @@ def local_checks(kinds: Sequence[str] = ()) -> tuple[Check, ...]:
     """
     from hetero_llm.cli.checks import general_checks
     from hetero_llm.cli.checks_devices import check_visible_devices, device_checks
+    from hetero_llm.inventory.checkup import plugin_checks
     from hetero_llm.inventory.node import local_inventories
     from hetero_llm.matrix import load_matrix
     from hetero_llm.plugin.manager import load_plugins
@@ -79,20 +80,20 @@ def local_checks(kinds: Sequence[str] = ()) -> tuple[Check, ...]:
     nodes = local_inventories(manager)
     found = device_checks(nodes, chosen, load_matrix())
     if chosen:
-        return (*found, *manager.doctor_checks(chosen))
+        return (*found, *plugin_checks(chosen))
     variables = filter(None, (backend.visible_devices_env for backend in manager.backends()))
     visible = check_visible_devices(os.environ, variables)
-    return (*general_checks(), visible, *found, *_of_backends(manager, nodes), *manager.common_checks())
+    of_plugins = plugin_checks(_kinds_here(manager, nodes), manager.checking_plugins())
+    return (*general_checks(), visible, *found, *of_plugins, *manager.failed_plugin_checks())
 
 
-def _of_backends(manager: PluginManager, nodes: Iterable[NodeInventory]) -> tuple[Check, ...]:
-    """Run the checks of the backends whose hardware is here: an absent vendor is absent, and nothing else.
+def _kinds_here(manager: PluginManager, nodes: Iterable[NodeInventory]) -> list[str]:
+    """Return the kinds whose hardware is here: an absent vendor is absent, and nothing else.
 
     Pretended devices have no driver to check.
     """
     real = (node.kind for node in nodes if node.problems or not all(device.simulated for device in node.devices))
-    kinds = [kind for kind in real if kind in manager.kinds()]
-    return manager.doctor_checks(kinds) if kinds else ()
+    return [kind for kind in real if kind in manager.kinds()]
 
 
 def _ask(address: str | None, node: str) -> tuple[NodeAnswer, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import signal
 from contextlib import suppress
@@ -15,7 +14,7 @@ import click
 from rich_click import RichGroup
 
 from hetero_llm.cli import render
-from hetero_llm.cli.options import F, Verb, address_option, output_option
+from hetero_llm.cli.options import F, Verb, address_option, label, output_option
 from hetero_llm.errors import ExitCode, NotRunning, UsageError
 from hetero_llm.model import to_data
 
@@ -32,25 +31,31 @@ def command() -> None:
     """Start a cluster, join one, leave it, list its nodes."""
 
 
-def _labels(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    word = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-    matches = [(text, re.fullmatch(f"({word})=({word})", text)) for text in given]
-    for text, match in matches:
-        if match is None:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE, each of 1 to 63 of A-Z a-z 0-9 . _ -")
-    return {match[1]: match[2] for _, match in matches if match}
+def _own_labels(ctx: click.Context, param: click.Parameter, given: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    from hetero_llm.scheduler.resources import LABEL_PREFIX
+
+    for key, _ in given:
+        if key.startswith((LABEL_PREFIX, "ray.io/")):
+            raise click.BadParameter(f"{key!r} is given by the cluster itself")
+    return dict(given)
 
 
 def _node_options(function: F) -> F:
     options = (
         click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Only devices of this kind; repeatable."),
         click.option(
-            "--label", "labels", multiple=True, callback=_labels, metavar="NAME=VALUE", help="Label models can ask for."
+            "--label",
+            "labels",
+            type=label,
+            multiple=True,
+            callback=_own_labels,
+            metavar="KEY=VALUE",
+            help="Label models can ask for; may be given several times.",
         ),
         click.option("--address-of-this-node", "ip", metavar="IP", help="Address other nodes reach this one at."),
         click.option(
             "--token-file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            type=click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True),
             metavar="FILE",
             help="File with the cluster's token. Default: RAY_AUTH_TOKEN_PATH.",
         ),

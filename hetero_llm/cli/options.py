@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +17,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 ENGINE_ARGS = "hetero_llm.engine_args"
 """Key in `click.Context.meta` of the words after ``--``."""
+
+_LABEL_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_LABEL = re.compile(rf"(?P<key>(?:{_LABEL_WORD}/)?{_LABEL_WORD})=(?P<value>{_LABEL_WORD})")
 
 
 class Verb(RichCommand):
@@ -65,11 +70,25 @@ def size_bytes(text: str) -> int:
 
 
 def label(text: str) -> tuple[str, str]:
-    """Return the two halves of ``KEY=VALUE``; what click calls for such an option."""
-    key, equals, value = (part.strip() for part in text.partition("="))
-    if not key or not equals or not value:
-        raise click.BadParameter(f"{text!r} is not KEY=VALUE")
-    return key, value
+    """Return the two halves of ``KEY=VALUE``, as Ray takes node labels; what click calls for such an option.
+
+    The syntax is that of Kubernetes labels, where a key may begin with a domain: ``example.org/rack=7``.
+    """
+    match = _LABEL.fullmatch(text)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE, each of 1 to 63 of A-Z a-z 0-9 . _ -")
+    return match["key"], match["value"]
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers within limits. NaN is beyond no limit, and infinity only beyond one that is set: both are refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; a usage error when it is none, or not within the limits."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def output_option(function: F) -> F:
@@ -140,7 +159,7 @@ _CHOICES = (
     click.option("--kv-cache-bytes", type=size_bytes, metavar="SIZE", help="KV cache per device, for example 512MiB."),
     click.option(
         "--gpu-memory-utilization",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=FiniteRange(0, 1, min_open=True),
         metavar="SHARE",
         help="Share of a device's memory the engine may take. Default: 0.9.",
     ),

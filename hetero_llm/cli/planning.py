@@ -42,8 +42,15 @@ def plan_request(
 
     facts = replace(facts, name=request.name or facts.name)
     matrix = load_matrix()
-    wishes = [replace(wish, kv_cache_dtype=_kv_cache_dtype(request) or wish.kv_cache_dtype) for wish in request.wishes]
-    return merge_plans(wishes, nodes, lambda wish, free: make_plan(facts, wish, free, rules, matrix))
+    return merge_plans(
+        effective_wishes(request), nodes, lambda wish, free: make_plan(facts, wish, free, rules, matrix)
+    )
+
+
+def effective_wishes(request: ModelRequest) -> tuple[PoolWish, ...]:
+    """Return the wishes of `request` with what its engine flags decide: what is planned with, now and later."""
+    kv_cache_dtype = _kv_cache_dtype(request)
+    return tuple(replace(wish, kv_cache_dtype=kv_cache_dtype or wish.kv_cache_dtype) for wish in request.wishes)
 
 
 def _kv_cache_dtype(request: ModelRequest) -> str | None:

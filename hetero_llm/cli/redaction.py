@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from hetero_llm.errors import FolderUnusable
+
 REDACTED = "[redacted]"
 PROMPT_LEFT_OUT = "[a line with what a user wrote, left out]"
 SHORTEST_SECRET = 4
@@ -86,16 +88,16 @@ def known_secrets(environ: Mapping[str, str], keys_file: Path | None = None) -> 
 
 
 def _token_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    from hetero_llm.cluster.state import live_records
+    from hetero_llm.cluster.state import all_live_records, token_path
 
     try:
-        records = live_records()
-    except OSError:  # no records, so no clusters of ours with tokens
+        records = all_live_records()
+    except (FolderUnusable, OSError):  # no records, so no clusters of ours with tokens; the doctor tells of the folder
         records = ()
     hub = environ.get("HF_TOKEN_PATH") or f"{environ.get('HF_HOME') or '~/.cache/huggingface'}/token"
     ray = environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
-    clusters = [f"{record.temp_dir}/token" for record in records if record.temp_dir]
-    return tuple(Path(path).expanduser() for path in (hub, ray, *clusters))
+    clusters = (token_path(record) for record in records)
+    return tuple(Path(path).expanduser() for path in (hub, ray, *clusters) if path)
 
 
 def _content(path: Path) -> list[str]:

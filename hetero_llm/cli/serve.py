@@ -15,6 +15,7 @@ from hetero_llm.cli import render
 from hetero_llm.cli.options import (
     ENGINE_ARGS,
     EngineVerb,
+    FiniteRange,
     choice_options,
     file_option,
     output_option,
@@ -44,7 +45,7 @@ _ADDRESS_HELP = "Cluster to join; local: a new one. Default: RAY_ADDRESS, else a
 @click.option("--address", metavar="ADDRESS", help=_ADDRESS_HELP)
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @click.option("--detach", is_flag=True, help="Go on in the background once it is ready.")
-@click.option("--start-timeout-s", type=click.FloatRange(min=1), metavar="N", help="Limit for loading. Default: 600.")
+@click.option("--start-timeout-s", type=FiniteRange(min=1), metavar="N", help="Limit for loading. Default: 600.")
 @output_option
 @click.pass_context
 def command(ctx: click.Context, /, models: tuple[str, ...], output: render.Format, **given: Any) -> int:

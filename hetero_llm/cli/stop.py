@@ -86,19 +86,26 @@ def _chosen(model: str | None, served: Sequence[str]) -> str:
 
 def _wait_for_ends(records: Iterable[ServeRecord]) -> None:
     """Wait for each `serve` that has lost its last model: it is ending its cluster now."""
+    for record in records:
+        # One that is still coming up had no model to lose; without an address another cluster would be asked.
+        if record.address and record.models and not _still_serves(record):
+            _wait_gone({record.name})
+
+
+def _still_serves(record: ServeRecord) -> bool:
+    """Return whether a model of this `serve` is left; one whose cluster does not answer any more serves nothing."""
     from hetero_llm.cluster.deploy import snapshot
     from hetero_llm.cluster.session import connect
 
-    for record in records:
-        with suppress(ClusterUnreachable, NotRunning):
-            session = connect(record.address)
-            try:
-                left = {entry.name for entry in snapshot(session).models}
-            finally:
-                session.close()
-            if left & set(record.models):
-                continue
-        _wait_gone({record.name})
+    try:
+        session = connect(record.address)
+        try:
+            left = {entry.name for entry in snapshot(session).models}
+        finally:
+            session.close()
+    except (ClusterUnreachable, NotRunning):
+        return False
+    return bool(left & set(record.models))
 
 
 def _wait_gone(names: set[str]) -> None:

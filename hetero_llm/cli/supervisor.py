@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hetero_llm.cli import render
 from hetero_llm.cli.machine import local_nodes
 from hetero_llm.cli.phases import Display
-from hetero_llm.cli.planning import hold, infeasible, kind_rules, plan_request
+from hetero_llm.cli.planning import effective_wishes, hold, infeasible, kind_rules, plan_request
 from hetero_llm.cli.ready import ReadyInfo
 from hetero_llm.cli.requests import ModelRequest
 from hetero_llm.cli.signals import StopSignals
@@ -206,7 +206,7 @@ class Supervisor:
                 source=request.source,
                 path=str(paths[request.source]),
                 plan=plan,
-                wishes=request.wishes,
+                wishes=effective_wishes(request),
                 engine_args=request.engine_args,
                 engine_options={kind: options for kind, options in request.engine_options.items() if kind in kinds},
                 gpu_memory_utilization=request.wishes[0].gpu_memory_utilization,

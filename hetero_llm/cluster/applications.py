@@ -7,6 +7,7 @@ and Serve replaces replicas only when that changes.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,15 +16,21 @@ import msgspec
 from ray import serve
 
 from hetero_llm.cluster.pools import ConfiguredPool
-from hetero_llm.cluster.ray_private import with_version
+from hetero_llm.cluster.ray_private import kill_unplaced_replicas, with_version
 from hetero_llm.cluster.replica import DRAIN_S, EngineReplica
 from hetero_llm.cluster.replica_spec import ReplicaSpec
 from hetero_llm.cluster.session import quiet_ray
+from hetero_llm.errors import ReplicaStuck
 from hetero_llm.model import to_data
 from hetero_llm.scheduler.resources import replica_resources
 
 STOP_DEADLINE_S = DRAIN_S + 30.0
 """Serve kills a replica that takes longer to leave: drain, then end the engine's processes."""
+
+KILL_S = 30.0
+"""Time Serve takes to notice that a replica it killed is gone."""
+
+POLL_S = 0.1
 
 START_ATTEMPTS = 3
 """How often Serve starts a replica that has never been ready before it gives up."""
@@ -48,6 +55,27 @@ def run_pools(pools: Sequence[ConfiguredPool]) -> None:
     for pool in pools:
         if pool.replicas == 0 and pool.spec.app in running:
             serve.delete(pool.spec.app, _blocking=False)
+            kill_unplaced_replicas(pool.spec.app)
+
+
+def end_applications(apps: Sequence[str]) -> None:
+    """End applications at the same time; returns when they are gone. Not Serve's own wait, which ends after a minute.
+
+    Raises:
+        ReplicaStuck: one is still there when its replicas must have been killed.
+    """
+    for app in apps:
+        serve.delete(app, _blocking=False)
+    give_up = time.monotonic() + STOP_DEADLINE_S + KILL_S
+    while left := set(apps) & set(serve.status().applications):
+        if time.monotonic() > give_up:
+            raise ReplicaStuck(
+                f"Serve did not end {', '.join(sorted(left))} within {STOP_DEADLINE_S + KILL_S:.0f} s",
+                next=("hetero-llm status", "hetero-llm logs REPLICA"),
+            )
+        for app in left:
+            kill_unplaced_replicas(app)
+        time.sleep(POLL_S)
 
 
 def _application(pool: ConfiguredPool) -> serve.RunTarget:

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from ray import serve
 
-from hetero_llm.cluster.applications import run_pools
+from hetero_llm.cluster.applications import end_applications, run_pools
 from hetero_llm.cluster.pools import ConfiguredModel, ModelDeployment, pools_of
 from hetero_llm.cluster.session import Session, quiet_ray
 from hetero_llm.errors import UnknownReplica
@@ -48,8 +47,7 @@ def delete_model(session: Session, name: str) -> None:
     quiet_ray()
     # First: replicas that leave must not be taken for lost ones and be placed elsewhere.
     session.ask("leave_models", (name,))
-    for app in session.ask("apps_of", name):
-        serve.delete(app)
+    end_applications(session.ask("apps_of", name))
     session.ask("remove_model", name)
 
 

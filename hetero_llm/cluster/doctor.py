@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hetero_llm.cluster.session import Session
+from hetero_llm.inventory.asking import ask
 from hetero_llm.model import NodeInventory
 from hetero_llm.plugin import Check
 
@@ -99,7 +99,7 @@ def _report(node_id: str, answer: Any, deadline_s: float) -> dict[str, Any]:
     try:
         report: dict[str, Any] = ray.get(answer, timeout=0.1)
     except ray.exceptions.GetTimeoutError:
-        ray.cancel(answer, force=True)
+        ray.cancel(answer)  # by force it could not end the processes it started
         return {"error": f"no answer within {deadline_s:g} s"}
     except ray.exceptions.RayError as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -131,11 +131,11 @@ def _examine(deadline_s: float) -> dict[str, Any]:
     """Run `doctor` here; what a node does when it is asked."""
     report: dict[str, Any] = {"ray_version": ray.__version__, "python_version": platform.python_version()}
     argv = [sys.executable, "-m", "hetero_llm.cli", "doctor", "-o", "json"]
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=deadline_s, errors="replace")
-        return report | {"checks": json.loads(done.stdout)["data"]["checks"]}
-    except subprocess.TimeoutExpired:
+    said = ask({"doctor": argv}, deadline_s)["doctor"]
+    if said.status is None:
         return report | {"error": f"`hetero-llm doctor` did not end there within {deadline_s:g} s"}
+    try:
+        return report | {"checks": json.loads(said.out)["data"]["checks"]}
     except (ValueError, KeyError):
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        return report | {"error": f"`hetero-llm doctor` failed there: {said[-1] if said else 'it said nothing'}"}
+        words = said.last_line or said.out.decode(errors="replace").strip() or "it said nothing"
+        return report | {"error": f"`hetero-llm doctor` failed there: {words.splitlines()[-1]}"}

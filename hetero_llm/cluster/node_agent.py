@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetero_llm.cluster import lease, state
+from hetero_llm.cluster import state
 from hetero_llm.cluster.address import check_reachable, check_welcome, has_port
 from hetero_llm.cluster.raylet import Raylet, RayletSpec, Started, end_all
 from hetero_llm.cluster.session import attach, detach, end_leftovers
@@ -200,9 +200,8 @@ class NodeAgent:
         raylets, self._raylets = self._raylets, []
         end_all(raylets[1:])
         end_all(raylets[:1])
-        if Path(self.root).exists():
-            end_leftovers(self.root)
-        lease.sweep()  # engines of a node that was killed have left theirs, also when the nodes' files are gone
+        # Also when the nodes' files are gone: a node that fell apart leaves Ray's agents, and its engines' leases.
+        end_leftovers(self.root)
 
     def _start(self, node: NodeStart, address: str | None, port: int) -> None:
         # A number and not the name: paths of Unix sockets are limited to 107 bytes.

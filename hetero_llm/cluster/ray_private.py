@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
@@ -68,6 +68,18 @@ def with_version(deployment: Any, version: str) -> Any:
     whose number of replicas is all that changes.
     """
     return deployment.options(version=version, _internal=True)
+
+
+def kill_unplaced_replicas(app: str) -> None:
+    """Kill replica actors of a Serve application that no node has taken yet.
+
+    Serve asks every replica that is to leave to end by itself, also one that was never started, and waits for the
+    whole graceful time. It takes what is killed for ended.
+    """
+    for actor in ray._private.state.actors().values():
+        if actor["Name"].startswith(f"SERVE_REPLICA::{app}#") and actor["State"] == "PENDING_CREATION":
+            with suppress(ValueError):  # it was taken, or ended, meanwhile
+                ray.kill(ray.get_actor(actor["Name"], namespace="serve"))
 
 
 def silence_driver() -> None:

@@ -40,6 +40,9 @@ END_DEADLINE_S = 20.0
 OBJECT_STORE_BYTES = 80 << 20
 """Smallest object store Ray takes is 75 MiB. No model data goes through it."""
 
+FOLDER_ENV = "HETERO_LLM_RAY_FOLDER"
+"""Set for a node's processes: its folder. Some of Ray's replace their command line by a title that says nothing."""
+
 LIFE_POLL_S = 0.5
 _LOG = "node.log"
 
@@ -91,7 +94,7 @@ class Raylet:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=dict(environ),
+                env={**environ, FOLDER_ENV: spec.folder},
                 # Ctrl-C in a terminal is for the starter: it ends the nodes in order.
                 process_group=0,
             )

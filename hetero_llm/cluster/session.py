@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,7 @@ import psutil
 from hetero_llm.cluster import lease, state
 from hetero_llm.cluster.address import check_reachable, check_welcome, make_token, nobody_listens, use_token, where
 from hetero_llm.cluster.names import GATEWAY_APP, NAMESPACE
-from hetero_llm.cluster.raylet import OBJECT_STORE_BYTES, Raylet, RayletSpec, end_all
+from hetero_llm.cluster.raylet import FOLDER_ENV, OBJECT_STORE_BYTES, Raylet, RayletSpec, end_all
 from hetero_llm.errors import ClusterStartFailed, ClusterUnreachable, HeteroError, NotRunning
 from hetero_llm.model import Inventory, NodeInventory, RoutingTable
 from hetero_llm.scheduler.resources import explicit_resources, node_labels
@@ -59,6 +59,7 @@ class Session:
     scheduler: Any
     _raylets: list[Raylet] = field(default_factory=list)
     _closed: bool = False
+    _answers: bool = True
 
     def ask(self, question: str, *words: Any, wait_s: float = 0.0) -> Any:
         """Return what the scheduler answers to one of its methods; one that is being started again is waited for.
@@ -87,6 +88,7 @@ class Session:
                 answer = method.remote(*words)
 
     def _lost(self, cause: str) -> ClusterUnreachable:
+        self._answers = False
         gone = nobody_listens(self.address)
         return ClusterUnreachable(
             f"the cluster at {self.address} is gone" if gone else f"the scheduler at {self.address} does not answer",
@@ -121,7 +123,9 @@ class Session:
             detach()
             return
         try:
-            self._end_applications()
+            # Else Serve does not answer either, and would be waited for without end.
+            if self._answers and not nobody_listens(self.address):
+                self._end_applications()
         finally:
             end_all(self._raylets)
             detach()
@@ -132,8 +136,10 @@ class Session:
         from ray import serve
 
         quiet_ray()
-        with suppress(ClusterUnreachable):  # without a scheduler nobody interferes
+        try:
             self.ask("leave_models")
+        except ClusterUnreachable:
+            return  # Serve does not answer either: whoever stopped this process stopped Ray's along, as systemd does
         apps = serve.status().applications
         if GATEWAY_APP in apps:
             serve.delete(GATEWAY_APP)  # first, so that clients leave before their engines do
@@ -309,14 +315,24 @@ def end_leftovers(temp_dir: str | None) -> None:
     import ray
 
     package = str(Path(ray.__file__).parent)
-    commands = ((process, " ".join(process.info["cmdline"] or ())) for process in psutil.process_iter(["cmdline"]))
-    # Both: an editor with one of the cluster's logs open is none of ours.
-    ours = [process for process, command in commands if temp_dir in command and package in command]
+    ours = [process for process in psutil.process_iter(["cmdline"]) if _is_of(process, temp_dir, package)]
     for process in ours:
         process.kill()
     psutil.wait_procs(ours, timeout=5.0)
     shutil.rmtree(temp_dir, ignore_errors=True)
     lease.sweep()
+
+
+def _is_of(process: psutil.Process, temp_dir: str, package: str) -> bool:
+    command = " ".join(process.info["cmdline"] or ())
+    if not command.startswith("ray::"):
+        # Both: an editor with one of the cluster's logs open is none of ours.
+        return temp_dir in command and package in command
+    try:
+        environ = process.environ()
+    except psutil.Error:
+        return False
+    return any(environ.get(name, "").startswith(f"{temp_dir}/") for name in (FOLDER_ENV, "RAY_AUTH_TOKEN_PATH"))
 
 
 @contextmanager

@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from hetero_llm.model import Device, Health
 
 BAD_READINGS = 3
-"""Bad readings since the last good spell that put a device into quarantine; a single one only shows."""
+"""Bad readings since the last good spell that put a device into quarantine; a single one only shows.
+
+A health that is not known is no good reading: nothing is planned on such a device either.
+"""
 
 GOOD_READINGS = 3
 """Good readings in a row that make a good spell: the device comes back, and what was bad before is forgotten."""
@@ -34,20 +37,19 @@ class Quarantine:
         self._past: dict[str, _Past] = {}
 
     def read(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Take a reading; return the devices in their order, those in quarantine as `Health.FAILED`."""
-        return tuple(self._judged(device) for device in devices)
+        """Take a reading; return the devices in their order, good ones in quarantine as `Health.FAILED`.
 
-    def held(self) -> tuple[str, ...]:
-        """Return the uids in quarantine, ascending."""
-        return tuple(sorted(uid for uid, past in self._past.items() if past.bad >= BAD_READINGS))
+        A reading that is not good is published as it is: what is not known has not failed.
+        """
+        return tuple(self._judged(device) for device in devices)
 
     def _judged(self, device: Device) -> Device:
         past = self._past.setdefault(device.uid, _Past())
-        if device.health in _GOOD:
-            past.good_in_a_row += 1
-            if past.good_in_a_row >= GOOD_READINGS:
-                past.bad = 0
-        else:
+        if device.health not in _GOOD:
             past.bad += 1
             past.good_in_a_row = 0
+            return device
+        past.good_in_a_row += 1
+        if past.good_in_a_row >= GOOD_READINGS:
+            past.bad = 0
         return replace(device, health=Health.FAILED) if past.bad >= BAD_READINGS else device

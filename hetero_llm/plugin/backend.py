@@ -136,5 +136,5 @@ class Backend(ABC):
         return 0
 
     def doctor(self) -> tuple[Check, ...]:
-        """Return this machine's checks for the kind. Default: none."""
+        """Return this machine's checks for the kind. Runs in a subprocess with a deadline. Default: none."""
         return ()

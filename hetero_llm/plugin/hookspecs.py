@@ -23,7 +23,7 @@ def hetero_llm_backends() -> Sequence[Backend]:
 
 @hookspec
 def hetero_llm_doctor_checks() -> Sequence[Check]:
-    """Return checks that belong to no single backend."""
+    """Return checks that belong to no single backend. Runs in a subprocess with a deadline."""
     raise NotImplementedError
 
 

@@ -87,26 +87,18 @@ class PluginManager:
             next=(*(f"did you mean {name!r}?" for name in close), "hetero-llm plugins list"),
         )
 
-    def doctor_checks(self, kinds: Sequence[str] = ()) -> tuple[Check, ...]:
-        """Run the checks of the backends and return them; all kinds when `kinds` is empty.
+    def failed_plugin_checks(self) -> tuple[Check, ...]:
+        """Return one failing doctor check per plugin that could not be used."""
+        return tuple(_failed_plugin_check(record) for record in self._records if record.status == "failed")
 
-        Without `kinds` this includes checks that belong to no backend and one failing check per failed plugin. A
-        backend whose `doctor` raises becomes a failing check.
+    def checking_plugins(self) -> tuple[str, ...]:
+        """Return the plugins, as ``distribution:entry point``, that have doctor checks which belong to no backend."""
+        return tuple(name for name, _ in self._plugins.of("hetero_llm_doctor_checks"))
 
-        Raises:
-            UnknownKind: a name in `kinds` has no usable backend.
-        """
-        checks: list[Check] = []
-        for backend in [self.backend(kind) for kind in kinds] or self.backends():
-            checks += _checked(backend.kind, backend.doctor)
-        return (*checks, *(() if kinds else self.common_checks()))
-
-    def common_checks(self) -> tuple[Check, ...]:
-        """Run and return what belongs to no backend: plugins' own checks, and one failing check per failed plugin."""
-        checks = [_failed_plugin_check(record) for record in self._records if record.status == "failed"]
-        for name, checks_of in self._plugins.of("hetero_llm_doctor_checks"):
-            checks += _checked(name, checks_of)
-        return tuple(checks)
+    def checks_of(self, plugin: str) -> tuple[Check, ...]:
+        """Run those checks of one of `checking_plugins`. It is foreign code: it may raise anything, hang, or crash."""
+        given = self._plugins.of("hetero_llm_doctor_checks")
+        return tuple(check for name, checks in given if name == plugin for check in checks())
 
     def error_hints(self) -> tuple[RootCausePattern, ...]:
         """Return the log patterns that plugins add beyond their backends' own."""
@@ -230,13 +222,6 @@ def _refuse_shared_kinds(
         else:
             result.append((record, backend))
     return result
-
-
-def _checked(name: str, give: Callable[[], Sequence[Check]]) -> list[Check]:
-    try:
-        return list(give())
-    except Exception as error:  # noqa: BLE001 - a broken check is itself a finding, not the end of the doctor
-        return [Check(name=f"{name}.doctor", ok=False, text=f"the check itself failed: {_one_line(error)}")]
 
 
 def _failed_plugin_check(record: PluginRecord) -> Check:

@@ -1,5 +1,6 @@
 """`serve` on a lab: found without being told, left in order, and ended with it."""
 
+import json
 import socket
 
 import pytest
@@ -47,6 +48,17 @@ def test_ending_the_lab_ends_what_is_served_on_it_in_order(lab, tiny_model):
     assert down.returncode == 0, down.stderr
     assert serve.wait() == 130
     assert "failed" not in serve.log
+
+
+def test_a_model_that_is_served_already_is_refused_and_the_first_goes_on(lab, tiny_model):
+    words = (str(tiny_model("tiny-qwen2")), "--max-model-len", "512")
+    serve = lab.serve(*words, "--kind", "ascend")
+    serve.wait_ready()
+    second = lab.run("serve", *words, "--kind", "sim", "--port", "0", "-o", "json")
+    assert (second.returncode, json.loads(second.stdout)["error"]["code"]) == (1, "HL410")
+    assert [(replica["kind"], replica["state"]) for replica in serve.replicas()] == [("ascend", "ready")]
+    serve.interrupt()
+    assert serve.wait() == 130
 
 
 def test_a_local_cluster_can_be_asked_for_although_there_is_a_lab(lab, tiny_model):

@@ -72,9 +72,9 @@ class NodeCluster:
     def end(self) -> None:
         if self.serve is not None:
             self.serve.interrupt()
-            assert self.serve.wait() == 130
-        for node in reversed(list(self.nodes.values())):
+            assert self.serve.wait() == 130, self.serve.log + self.serve.out.read_text()
+        for name, node in reversed(list(self.nodes.items())):
             if node.poll() is None:
                 node.send_signal(signal.SIGTERM)
-                assert node.wait(90) == 130
+                assert node.wait(90) == 130, f"node {name}"
         assert self.box.leftovers() == []

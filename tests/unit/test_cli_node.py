@@ -109,7 +109,7 @@ def test_joining_needs_a_port(cli, no_token, tmp_path):
 def test_a_label_that_ray_would_not_take_is_refused(cli, label):
     outcome = cli("node", "start", "--head", "--label", label)
     assert outcome.code == 2
-    assert "is not NAME=VALUE" in outcome.err
+    assert "is not KEY=VALUE" in outcome.err
 
 
 def test_an_address_of_another_machine_is_refused_before_anything_is_started(cli, cli_env, no_token, toy, monkeypatch):

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from hetero_llm_cpu import checks
+from hetero_llm_cpu import checks, discovery
+
+from hetero_llm.plugin import Device
 
 GIB_IN_KIB = 1 << 20
 
@@ -64,6 +66,42 @@ def test_a_cpu_quota_below_the_visible_cores_fails(tmp_path: Path) -> None:
     check = checks.quota(machine(tmp_path, cgroup={"cpu.max": "50000 100000"}))
     assert check.ok is False
     assert f"allows 0.5 CPUs' time, {len(os.sched_getaffinity(0))} are visible" in check.text
+
+
+def group(index: int, *cores: int) -> Device:
+    return Device(kind="cpu", accelerator="x86-avx2", uid=f"cpu-{index}", index=index, cores=cores)
+
+
+def test_the_devices_of_this_machine_bind_to_cores_of_its_own() -> None:
+    devices = discovery.discover().devices
+    check = checks.bind(devices, os.sched_getaffinity(0))
+    assert check.ok is True
+    assert check.text.startswith(f"{len(devices)} devices bind to ")
+    assert check in checks.doctor()
+
+
+def test_one_list_per_device_within_the_affinity_passes(tmp_path: Path) -> None:
+    check = checks.bind([group(0, 0, 1), group(1, 2, 3)], {0, 1, 2, 3}, tmp_path)
+    assert (check.ok, check.text) == (True, "2 devices bind to 0|2")
+
+
+def test_a_device_without_cores_fails_by_its_place_in_the_bind_string(tmp_path: Path) -> None:
+    check = checks.bind([group(0, 0), group(1)], {0, 1}, tmp_path)
+    assert check.ok is False
+    assert check.text == "bind string '0|': list 1 is empty"
+    assert "HETERO_LLM_CPU_CORES_PER_DEVICE" in check.next[0]
+
+
+def test_a_machine_without_devices_has_nothing_to_bind_to(tmp_path: Path) -> None:
+    check = checks.bind([], {0}, tmp_path)
+    assert check.ok is False
+    assert "1 lists for 0 devices" in check.text
+
+
+def test_cores_outside_the_affinity_fail_by_number(tmp_path: Path) -> None:
+    check = checks.bind([group(0, 0), group(1, 6), group(2, 7)], {0, 1}, tmp_path)
+    assert check.ok is False
+    assert check.text == "bind string '0|6|7': cores 6, 7 are outside this process's affinity"
 
 
 def test_a_cpu_without_avx2_fails(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import ctypes
 import os
 import resource
 import shutil
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from hetero_llm.plugin import Check, software
+from hetero_llm.plugin import Check, Device, software
 from hetero_llm.plugin.software import installed
-from hetero_llm_cpu import discovery, topology
+from hetero_llm_cpu import discovery, engine, topology
 from hetero_llm_cpu.topology import ROOT
 
 VLLM = "0.32.0"
@@ -26,6 +27,7 @@ def doctor(root: Path = ROOT) -> tuple[Check, ...]:
     return (
         cores(root),
         quota(root),
+        bind(discovery.discover(root).devices, os.sched_getaffinity(0), root),
         isa(root),
         memory(root),
         shared_memory(Path("/dev/shm")),
@@ -55,6 +57,33 @@ def quota(root: Path = ROOT) -> Check:
         return Check(name="cpu.quota", ok=True, text="no CPU quota below the visible cores")
     text = f"the cgroup allows {allowed:g} CPUs' time, {usable} are visible: threads will be throttled"
     return Check(name="cpu.quota", ok=False, text=text, next=("pin with --cpuset-cpus instead of --cpus",))
+
+
+def bind(devices: Sequence[Device], usable: Collection[int], root: Path = ROOT) -> Check:
+    """Check the list of cores each device's rank is bound to: vLLM ends in an assertion when one list does not fit.
+
+    Args:
+        devices: every device of this machine, as one group.
+        usable: logical CPUs this process may run on.
+        root: root of the file system that tells which CPUs share a core.
+    """
+    text = engine.bind_string(devices, root)
+    faults = _bind_faults(text, len(devices), usable)
+    if not faults:
+        return Check(name="cpu.bind", ok=True, text=f"{len(devices)} devices bind to {text}")
+    advice = f"unset {discovery.GROUP_ENV}, or give this process the cores (taskset, docker --cpuset-cpus)"
+    return Check(name="cpu.bind", ok=False, text=f"bind string {text!r}: {'; '.join(faults)}", next=(advice,))
+
+
+def _bind_faults(text: str, wanted: int, usable: Collection[int]) -> list[str]:
+    lists = [topology.id_list(part) for part in text.split("|")]
+    faults = [f"list {place} is empty" for place, cpus in enumerate(lists) if not cpus]
+    if len(lists) != wanted:
+        faults.append(f"{len(lists)} lists for {wanted} devices")
+    outside = sorted({cpu for cpus in lists for cpu in cpus} - set(usable))
+    if outside:
+        faults.append(f"cores {', '.join(map(str, outside))} are outside this process's affinity")
+    return faults
 
 
 def isa(root: Path = ROOT) -> Check:
