@@ -24,9 +24,10 @@ test: setup ## Run the whole suite, two tests at a time: make test ARGS="-k gate
 unit: setup ## Run the unit tests only
 	@$(BIN)/python -m pytest tests/unit $(ARGS)
 
-bench: setup ## Measure the start and the overhead of the gateway; see benchmarks/README.md
+bench: setup ## Measure the start, the overhead of the gateway, and simulated engines; see benchmarks/README.md
 	@$(BIN)/python -m benchmarks.startup
 	@$(BIN)/python -m benchmarks.overhead
+	@$(BIN)/python -m benchmarks.sim_harness
 
 lint: setup ## Style, format, types, import rules, changelog
 	$(BIN)/ruff check .

@@ -267,6 +267,7 @@ class ReplicaPlan:
         kv_tokens: tokens the KV cache holds.
         why: one sentence for a person.
         simulated: its devices come from an override, not from a driver.
+        labels: what was asked of its node's labels.
     """
 
     id: str
@@ -281,6 +282,7 @@ class ReplicaPlan:
     estimate: SpeedEstimate | None = None
     why: str
     simulated: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +343,7 @@ class ReplicaStatus:
         ready_after_s: seconds from actor start to the first generated token.
         max_model_len: context length the engine serves.
         kv_tokens: KV cache size the engine reported.
+        group_bandwidth_bytes_per_s: of the slowest rank in the pre-flight's all-reduce; None when none was run.
         versions: engine versions.
         engine_pid: root of the engine's process tree.
         actor_pid: the replica actor's process.
@@ -366,6 +369,7 @@ class ReplicaStatus:
     ready_after_s: float | None = None
     max_model_len: int | None = None
     kv_tokens: int | None = None
+    group_bandwidth_bytes_per_s: float | None = None
     running: int | None = None
     waiting: int | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)

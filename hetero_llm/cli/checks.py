@@ -142,7 +142,9 @@ def check_state() -> Check:
         text = f"{error}: {error.report.cause}"
         return Check(name="state", ok=False, text=text, next=(advice,))
     except OSError as error:
-        return Check(name="state", ok=False, text=f"cannot use the folder for records and logs: {error}", next=(advice,))
+        return Check(
+            name="state", ok=False, text=f"cannot use the folder for records and logs: {error}", next=(advice,)
+        )
 
 
 def check_temp(folder: str | None = None) -> Check:

@@ -42,9 +42,7 @@ def plan_request(
 
     facts = replace(facts, name=request.name or facts.name)
     matrix = load_matrix()
-    return merge_plans(
-        effective_wishes(request), nodes, lambda wish, free: make_plan(facts, wish, free, rules, matrix)
-    )
+    return merge_plans(effective_wishes(request), nodes, lambda wish, free: make_plan(facts, wish, free, rules, matrix))
 
 
 def effective_wishes(request: ModelRequest) -> tuple[PoolWish, ...]:

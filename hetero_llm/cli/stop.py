@@ -94,11 +94,12 @@ def _wait_for_ends(records: Iterable[ServeRecord]) -> None:
 
 def _still_serves(record: ServeRecord) -> bool:
     """Return whether a model of this `serve` is left; one whose cluster does not answer any more serves nothing."""
-    from hetero_llm.cluster.deploy import snapshot
     from hetero_llm.cluster.session import connect
 
     try:
         session = connect(record.address)
+        from hetero_llm.cluster.deploy import snapshot
+
         try:
             left = {entry.name for entry in snapshot(session).models}
         finally:

@@ -32,6 +32,7 @@ from hetero_llm.gateway.options import GatewayOptions
 from hetero_llm.model import NodeInventory, Plan, ReplicaState, ReplicaStatus, RoutingTable, from_data, to_data
 
 if TYPE_CHECKING:
+    from hetero_llm.cluster.pools import ModelDeployment
     from hetero_llm.cluster.session import Session
     from hetero_llm.plugin.manager import PluginManager
 
@@ -194,24 +195,12 @@ class Supervisor:
 
     def _deploy(self, plans: Sequence[Plan], paths: Mapping[str, Any]) -> str:
         from hetero_llm.cluster.deploy import deploy_model
-        from hetero_llm.cluster.pools import ModelDeployment
         from hetero_llm.gateway.deploy import deploy_gateway
 
         assert self._session is not None
         for request, plan in zip(self._job.requests, plans, strict=True):
             self._display.step(f"deploying {plan.model.name}: {replicas_text(plan)}")
-            kinds = {replica.kind for replica in plan.replicas}
-            deployment = ModelDeployment(
-                name=plan.model.name,
-                source=request.source,
-                path=str(paths[request.source]),
-                plan=plan,
-                wishes=effective_wishes(request),
-                engine_args=request.engine_args,
-                engine_options={kind: options for kind, options in request.engine_options.items() if kind in kinds},
-                gpu_memory_utilization=request.wishes[0].gpu_memory_utilization,
-                start_deadline_s=request.start_timeout_s,
-            )
+            deployment = deployment_of(request, plan, str(paths[request.source]))
             with self._signals.deferred():
                 self._wanted[plan.model.name] = plan
                 deploy_model(self._session, deployment)
@@ -268,6 +257,28 @@ class Supervisor:
             pid=os.getpid(),
             foreground=self._job.log is None,
         )
+
+
+def deployment_of(request: ModelRequest, plan: Plan, path: str) -> ModelDeployment:
+    """Return what the cluster keeps of a request: its plan, and all that is needed to make it again.
+
+    Args:
+        path: folder of the model, ready to be served.
+    """
+    from hetero_llm.cluster.pools import ModelDeployment
+
+    kinds = {replica.kind for replica in plan.replicas}
+    return ModelDeployment(
+        name=plan.model.name,
+        source=request.source,
+        path=path,
+        plan=plan,
+        wishes=effective_wishes(request),
+        engine_args=request.engine_args,
+        engine_options={kind: options for kind, options in request.engine_options.items() if kind in kinds},
+        gpu_memory_utilization=request.wishes[0].gpu_memory_utilization,
+        start_deadline_s=request.start_timeout_s,
+    )
 
 
 def plan_all(

@@ -22,7 +22,7 @@ from hetero_llm.cluster.replica_spec import ReplicaSpec
 from hetero_llm.cluster.session import quiet_ray
 from hetero_llm.errors import ReplicaStuck
 from hetero_llm.model import to_data
-from hetero_llm.scheduler.resources import replica_resources
+from hetero_llm.scheduler.resources import label_selector, replica_resources
 
 STOP_DEADLINE_S = DRAIN_S + 30.0
 """Serve kills a replica that takes longer to leave: drain, then end the engine's processes."""
@@ -86,7 +86,11 @@ def _application(pool: ConfiguredPool) -> serve.RunTarget:
         # The further nodes' actors ask the same as the replica, which sits in the first bundle.
         bundles = [dict(resources) for _ in range(spec.nodes)]
         groups = {"placement_group_bundles": bundles, "placement_group_strategy": "STRICT_SPREAD"}
+        if spec.labels:
+            groups["placement_group_bundle_label_selector"] = [label_selector(spec.labels)] * spec.nodes
     options: dict[str, Any] = {"num_cpus": 0, "num_gpus": resources.pop("GPU", 0), "resources": resources}
+    if spec.labels and spec.nodes == 1:
+        options["label_selector"] = label_selector(spec.labels)
     deployment = serve.deployment(
         EngineReplica,
         name="EngineReplica",

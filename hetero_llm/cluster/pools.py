@@ -123,6 +123,7 @@ def pools_now(
                 tp=spec.tp,
                 pp=spec.pp,
                 nodes=spec.nodes,
+                labels=spec.labels,
                 wanted=pool.replicas,
                 living=sum(status.node in alive for status in living),
             )
@@ -130,22 +131,26 @@ def pools_now(
     return tuple(pools)
 
 
-def app_name(model: str, kind: str, accelerator: str, tp: int, pp: int, nodes: int = 1) -> str:
+def app_name(replica: ReplicaPlan, model: str) -> str:
     """Return the Serve application's name of a pool entry: URL-safe and readable."""
-    shape = f"tp{tp}" + (f"-pp{pp}" if pp > 1 else "") + (f"-n{nodes}" if nodes > 1 else "")
+    kind, accelerator, nodes = replica.kind, replica.accelerator, len(replica.placement)
+    shape = f"tp{replica.tp}" + (f"-pp{replica.pp}" if replica.pp > 1 else "") + (f"-n{nodes}" if nodes > 1 else "")
+    if replica.labels:
+        shape += "-" + "-".join(value for _, value in sorted(replica.labels.items()))
     return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{model}-{kind}-{accelerator}-{shape}")
 
 
-def _pool_key(replica: ReplicaPlan) -> tuple[str, str, int, int, int, int]:
+def _pool_key(replica: ReplicaPlan) -> tuple[object, ...]:
     shape = (replica.tp, replica.pp, len(replica.placement))
-    return (replica.kind, replica.accelerator, *shape, replica.max_model_len)
+    labels = tuple(sorted(replica.labels.items()))
+    return (replica.kind, replica.accelerator, *shape, replica.max_model_len, labels)
 
 
 def _spec(deployment: ModelDeployment, members: tuple[ReplicaPlan, ...]) -> ReplicaSpec:
     first = members[0]
     nodes = len(first.placement)
     return ReplicaSpec(
-        app=app_name(deployment.name, first.kind, first.accelerator, first.tp, first.pp, nodes),
+        app=app_name(first, deployment.name),
         model=deployment.name,
         path=deployment.path,
         kind=first.kind,
@@ -154,6 +159,7 @@ def _spec(deployment: ModelDeployment, members: tuple[ReplicaPlan, ...]) -> Repl
         tp=first.tp,
         pp=first.pp,
         nodes=nodes,
+        labels=first.labels,
         max_model_len=first.max_model_len,
         # Ray chooses which of them runs where.
         kv_cache_bytes=min(member.memory.kv_bytes for member in members),

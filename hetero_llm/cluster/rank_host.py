@@ -14,7 +14,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hetero_llm.cluster.group import run_ranks
-from hetero_llm.cluster.group_verdict import RankOutcome
+from hetero_llm.cluster.group_verdict import Ending, RankOutcome
 from hetero_llm.cluster.replica_spec import Member, ReplicaSpec
 from hetero_llm.cluster.share import EngineShare, preflight_hints
 from hetero_llm.errors import ErrorReport, HeteroError, ReplicaLost, from_report
@@ -101,6 +101,19 @@ class Followers:
         """End the pre-flight on the further nodes; their ranks would only wait for one that failed."""
         for actor in self._actors:
             actor.cancel_check.remote()
+
+    def first_failed(self, checks: Sequence[Any]) -> bool:
+        """Wait until a further node's ranks of `start_check` failed, or all are through; return whether one failed."""
+        left = list(checks)
+        while left:
+            (done,), left = ray.wait(left, num_returns=1)
+            try:
+                outcomes = (from_data(data, RankOutcome) for data in ray.get(done))
+                if any(outcome.ending is not Ending.PASSED for outcome in outcomes):
+                    return True
+            except ray.exceptions.RayError:
+                return True
+        return False
 
     def outcomes(self, checks: Sequence[Any]) -> tuple[RankOutcome, ...]:
         """Return how the ranks of `start_check` ended."""

@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -54,6 +54,8 @@ class EngineReplica:
         self._replica = f"{self._spec.app}-{secrets.token_hex(3)}"
         self._ray_node_id = ray.get_runtime_context().get_node_id()
         self._stopping = threading.Event()
+        self._cancelled = threading.Event()
+        self._bandwidth: float | None = None
         self._share = EngineShare(self._spec, self._replica)
         self._followers = Followers(self._spec, self._replica)
         self._follower_cause: HeteroError | None = None
@@ -155,16 +157,23 @@ class EngineReplica:
             return
         self._go_on_to("checking the group")
         others = self._followers.start_check(group, self._members)
+        threading.Thread(target=self._cancel_with_followers, args=(others,), daemon=True).start()
         own = run_ranks(
             setup,
             group,
             node=self._members[0].node,
             hints=preflight_hints(self._spec, self._members, plugins),
-            cancelled=self._stopping,
+            cancelled=self._cancelled,
         )
         if any(outcome.ending is not Ending.PASSED for outcome in own):
             self._followers.cancel_check()
-        judge(setup, group, (*own, *self._followers.outcomes(others)))
+        report = judge(setup, group, (*own, *self._followers.outcomes(others)))
+        self._bandwidth = report.bandwidth_bytes_per_s
+
+    def _cancel_with_followers(self, checks: Sequence[Any]) -> None:
+        """A rank that failed on a further node is waited for in vain here."""
+        if self._followers.first_failed(checks):
+            self._cancelled.set()
 
     def _end_with_followers(self, engine: EngineProcess) -> None:
         """A rank that ends takes the whole group along; what it died of is the root cause."""
@@ -187,6 +196,7 @@ class EngineReplica:
 
     def _stop(self) -> None:
         self._stopping.set()
+        self._cancelled.set()
         self._share.stop()
         self._followers.stop()
 
@@ -253,6 +263,7 @@ class EngineReplica:
             ready_after_s=self._ready_after_s,
             max_model_len=spec.max_model_len,
             kv_tokens=engine.facts.get("kv_tokens") if engine else None,
+            group_bandwidth_bytes_per_s=self._bandwidth,
             simulated=any(device.simulated for device in devices),
             engine_pid=engine.pid if engine else None,
             actor_pid=os.getpid(),

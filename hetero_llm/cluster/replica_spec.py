@@ -29,6 +29,7 @@ class ReplicaSpec:
         path: model folder, the same on every node.
         planned: uids of the devices the plan gave to this application; a replica prefers those of its node.
         nodes: nodes of one group; its ranks are spread evenly over them.
+        labels: what is asked of those nodes' labels.
         kv_cache_bytes: KV cache per device.
     """
 
@@ -41,6 +42,7 @@ class ReplicaSpec:
     tp: int
     pp: int
     nodes: int = 1
+    labels: Mapping[str, str] = field(default_factory=dict)
     max_model_len: int
     kv_cache_bytes: int | None
     gpu_memory_utilization: float = 0.9

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from hetero_llm.matrix import Matrix
 from hetero_llm.model import Device, ModelFacts, NodeInventory, PoolWish, ReplicaPlan
 from hetero_llm.scheduler.planner import make_plan
-from hetero_llm.scheduler.resources import USABLE_HEALTH
+from hetero_llm.scheduler.resources import USABLE_HEALTH, has_labels
 from hetero_llm.scheduler.rules import KindRules
 
 
@@ -25,6 +25,7 @@ class Pool:
         wanted: replicas Serve is asked for.
         living: replicas, ready or not yet, on nodes that live.
         nodes: nodes of one replica's group.
+        labels: what is asked of those nodes' labels.
     """
 
     app: str
@@ -33,6 +34,7 @@ class Pool:
     tp: int
     pp: int
     nodes: int = 1
+    labels: Mapping[str, str] = field(default_factory=dict)
     wanted: int
     living: int
 
@@ -104,7 +106,7 @@ def _wish_of(pool: Pool, wishes: Sequence[PoolWish]) -> PoolWish | None:
 def _comes_from(pool: Pool, wish: PoolWish) -> bool:
     kinds = not wish.kinds or pool.kind in wish.kinds
     shape = wish.tp in (None, pool.tp) and wish.pp in (None, pool.pp)
-    return kinds and shape and wish.accelerator in (None, pool.accelerator)
+    return kinds and shape and wish.accelerator in (None, pool.accelerator) and wish.labels == pool.labels
 
 
 def _places(pool: Pool, nodes: Sequence[NodeInventory]) -> int:
@@ -122,6 +124,8 @@ def _places(pool: Pool, nodes: Sequence[NodeInventory]) -> int:
 
 
 def _free(node: NodeInventory, pool: Pool) -> Iterator[Device]:
+    if not has_labels(node, pool.labels):
+        return
     for device in node.devices:
         if (device.kind, device.accelerator) == (pool.kind, pool.accelerator) and _is_free(device):
             yield device

@@ -72,6 +72,7 @@ def _replica_plan(seat: _Seat, name: str, facts: ModelFacts, wish: PoolWish) -> 
         estimate=roofline(facts, shape.tp, shape.pp, cell.entry),
         why="; ".join(part for part in parts if part is not None),
         simulated=any(device.simulated for device in devices),
+        labels=wish.labels,
     )
 
 

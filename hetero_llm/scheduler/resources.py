@@ -21,6 +21,7 @@ NATIVE_RESOURCES = ("GPU", "NPU")
 """Ray detects one accelerator family by itself, at random on a box with two; a stated amount, zero too, stops that."""
 
 _LABEL_MAX = 63
+_CLUSTER_LABELS = ("kind", "accelerator", "host", "vllm", "driver")
 
 
 def kind_resource(kind: str) -> str:
@@ -76,6 +77,17 @@ def raylet_environ(node: NodeInventory, backend: Backend) -> dict[str, str]:
     if backend.native_resource is None:
         return {}
     return dict(backend.device_env([device for device in node.devices if device.health in USABLE_HEALTH]))
+
+
+def has_labels(node: NodeInventory, labels: Mapping[str, str]) -> bool:
+    """Return whether a node has all `labels`, its own or the cluster's, the latter with or without their prefix."""
+    has = {**node_labels(node), **node.labels}
+    return all(has.get(name, has.get(LABEL_PREFIX + name)) == value for name, value in labels.items())
+
+
+def label_selector(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return `labels` as Ray must be asked for them: the cluster's own with their prefix."""
+    return {LABEL_PREFIX + name if name in _CLUSTER_LABELS else name: value for name, value in labels.items()}
 
 
 def node_labels(node: NodeInventory) -> dict[str, str]:

@@ -28,7 +28,7 @@ from hetero_llm_ascend import log, models, versions, visible
 from hetero_llm_ascend.chip import accelerator_name
 from hetero_llm_ascend.plugin import AscendBackend
 
-from hetero_llm.inventory.probe import probe_kind
+from hetero_llm.inventory.probe import probe_kinds
 from hetero_llm.matrix import load_matrix
 from hetero_llm.plugin import API_VERSION, Device
 from hetero_llm.plugin.rootcause import find_root_cause
@@ -87,7 +87,7 @@ def test_the_core_reads_eight_devices_through_its_probe(tmp_path: Path, monkeypa
     for name, value in machine.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
-    found = probe_kind("ascend")
+    found = probe_kinds(["ascend"])["ascend"].discovery
     assert found.source == "dcmi"
     assert [device.index for device in found.devices] == list(range(8))
 

@@ -71,6 +71,8 @@ def test_tp2_over_two_nodes_gives_the_tokens_of_tp1(sandbox, two_nodes, tiny_mod
         serve.wait_ready()
         (replica,) = serve.replicas()
         assert (replica["tp"], len(replica["devices"])) == (int(tp), int(tp))
+        measured = replica["group_bandwidth_bytes_per_s"]
+        assert (measured is None) if tp == "1" else (measured > 0)
         results[tp] = greedy(serve)
         serve.interrupt()
         assert serve.wait() == 130

@@ -64,3 +64,20 @@ def test_a_node_that_is_named_wrongly_cannot_be_drained(cluster):
     assert refused.returncode == 1
     assert "HL408" in refused.stderr
     assert "gpu-a" in refused.stderr
+
+
+def test_a_label_that_was_asked_for_holds_also_when_the_replica_must_move(cluster, tiny_model):
+    wanted = (str(tiny_model("tiny-mqa")), "--kind", "ascend", "--label", "rack=7", "--max-model-len", "512")
+    refused = cluster.box.run("plan", *wanted)
+    assert (refused.returncode, "rack=7 was asked for" in refused.stdout) == (1, True)
+    cluster.join("npu-c", "ascend", "--label", "rack=7", **NPU)
+    cluster.wait(lambda: "npu-c" in cluster.alive())
+    labelled = cluster.box.serve(*wanted)
+    labelled.wait_ready()
+    cluster.join("npu-d", "ascend", **NPU)
+    cluster.wait(lambda: "npu-d" in cluster.alive())
+    kept = cluster.box.run("drain", "npu-c")
+    assert (kept.returncode, "HL412" in kept.stderr) == (1, True)
+    assert [r["node"] for r in labelled.replicas() if r["model"] == labelled.ready["models"][0]] == ["npu-c"]
+    labelled.interrupt()
+    assert labelled.wait() == 130

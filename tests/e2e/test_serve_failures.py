@@ -1,7 +1,9 @@
 """An engine that cannot start, and stopping while it starts: the root cause in one line, nothing left running."""
 
 import json
+import os
 import shutil
+import signal
 
 import psutil
 import pytest
@@ -112,4 +114,15 @@ def test_a_detached_serve_is_ready_when_the_command_returns_and_ends_with_stop(s
     assert [replica["state"] for replica in status["replicas"]] == ["ready"]
     stopped = sandbox.run("stop", ready["models"][0])
     assert stopped.returncode == 0, stopped.stderr
+    assert sandbox.leftovers() == []
+
+
+def test_a_signal_to_all_its_processes_at_once_ends_it_and_leaves_nothing(sandbox, tiny_model):
+    """What systemd does by default, and `timeout`: Ray's processes end before they can be asked anything."""
+    env = {"HETERO_LLM_SIM_DEVICES": "fast=1", "HETERO_LLM_SIM_NODE": "mine"}
+    words = ("--kind", "sim", "--max-model-len", "512", "--address", "local")
+    serve = sandbox.serve(str(tiny_model("tiny-qwen2")), *words, env=env)
+    serve.wait_ready()
+    os.killpg(serve.process.pid, signal.SIGTERM)
+    assert serve.wait(50.0) == 130
     assert sandbox.leftovers() == []

@@ -12,7 +12,7 @@ import stub_backend
 from local_cluster import local_place, ray, wait_for
 
 from hetero_llm.cli.checks_cluster import check_answers, cluster_checks
-from hetero_llm.cluster.doctor import examine_nodes
+from hetero_llm.cluster.doctor import _examine, examine_nodes
 from hetero_llm.cluster.session import start_local
 
 pytestmark = pytest.mark.ray
@@ -63,6 +63,21 @@ def test_nodes_that_do_not_answer_in_time_are_told_so(session):
     assert len(answers) == 2
 
 
+def test_an_examination_that_hangs_leaves_no_process_behind(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(f"""
+import os, subprocess, time
+tools = [subprocess.Popen(["sleep", "600"], start_new_session=own) for own in (False, True)]
+with open({str(tmp_path / "pids")!r}, "w") as pids:
+    pids.write(" ".join(str(pid) for pid in (os.getpid(), *(tool.pid for tool in tools))))
+time.sleep(600)
+""")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "did not end there within 6 s" in _examine(6.0)["error"]
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 3
+    wait_for(lambda: not any(map(_runs, pids)), 30.0)
+
+
 def test_the_command_shows_the_checks_of_all_nodes_and_those_that_compare_them(session, place):
     env = {name: os.environ[name] for name in ("RAY_AUTH_TOKEN_PATH", "PYTHONPATH")}
     data = place.json("doctor", "--node", "all", "--address", session.address, **env)
@@ -81,6 +96,13 @@ def test_a_node_that_died_is_told_so_and_does_not_keep_the_other_from_answering(
     here, there = examine_nodes(session)
     assert (here.error, there.error) == (None, "Ray says this node is down")
     assert check_answers((here, there)).ok is False
+
+
+def _runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_raylet_of(process, folder):

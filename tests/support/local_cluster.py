@@ -42,6 +42,7 @@ def local_place() -> Iterator[Sandbox]:
         for name, value in box.env.items():
             patch.setenv(name, value)
         patch.setenv("RAY_AUTH_TOKEN_PATH", "set by the session")
+        patch.setenv("STUB_PREFLIGHT", str(box.root / "preflight"))
         patch.setenv("PYTHONPATH", os.pathsep.join((str(box.root / "plugin"), str(stub_backend.SUPPORT))))
         patch.setattr(tempfile, "tempdir", str(box.tmp))
         patch.syspath_prepend(str(box.root / "plugin"))

@@ -25,8 +25,8 @@ class NodeCluster:
         self._start(head, kind, ("start", "--head", "--port", "0"), env)
         self.address = self.wait(lambda: self._listed().get("address"))
 
-    def join(self, name: str, kind: str, **env: str) -> None:
-        self._start(name, kind, ("join", self.address), env)
+    def join(self, name: str, kind: str, *flags: str, **env: str) -> None:
+        self._start(name, kind, ("join", self.address, *flags), env)
 
     def _start(self, name: str, kind: str | None, verb: tuple[str, ...], env: dict[str, str]) -> None:
         own = {"HETERO_LLM_NODE_NAME": name, "HETERO_LLM_SIM_NODE": name, **env}

@@ -40,6 +40,7 @@ KIND = "stub"
 ACCELERATOR = "s1"
 SUPPORT = Path(__file__).parent
 ENGINE = SUPPORT / "engine_program.py"
+PREFLIGHT = SUPPORT / "preflight_program.py"
 
 
 class StubBackend(Backend):
@@ -57,7 +58,11 @@ class StubBackend(Backend):
         return {"STUB_DEVICES": ",".join(device.uid for device in devices)}
 
     def group(self, spec: GroupSpec) -> GroupSetup:
-        return GroupSetup(torch_backend="gloo", rank_env=tuple({} for _ in spec.ranks))
+        return GroupSetup(
+            torch_backend="gloo",
+            rank_env=tuple({"RANK": str(rank.rank)} for rank in spec.ranks),
+            preflight_argv=(sys.executable, "-S", str(PREFLIGHT)) if len(spec.ranks) > 1 else None,
+        )
 
     def engine(self, spec: EngineSpec) -> EngineLaunch:
         own = ("--served-model-name", spec.served_name, "--node-rank", spec.node_rank)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from fake_ascend import SAMPLES
 from hetero_llm_ascend.chip import MIB, Chip, accelerator_name
@@ -164,6 +166,18 @@ def test_a_second_row_with_a_blank_bus_is_no_first_row() -> None:
     chips, faults = parse_info(text)
     assert faults == ()
     assert [(chip.npu_id, chip.bus_id is None) for chip in chips] == [(0, False), (1, True), (2, False), (5, False)]
+
+
+def test_a_second_row_without_a_bus_address_is_no_first_row_although_it_has_two_numbers() -> None:
+    text = re.sub(r"0000:\w\w:00\.0", "NA          ", sample("info_A3_910_93_25.5.1.txt"))
+    chips, faults = parse_info(text)
+    assert faults == ()
+    assert [(chip.npu_id, chip.chip_id, chip.physical_id, chip.bus_id) for chip in chips] == [
+        (0, 0, 0, None),
+        (0, 1, 1, None),
+        (4, 0, 8, None),
+        (4, 1, 9, None),
+    ]
 
 
 def test_a_bus_address_may_be_in_any_domain() -> None:

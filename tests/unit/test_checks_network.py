@@ -10,7 +10,9 @@ from hetero_llm.cli.checks_network import (
     check_interface_variables,
     check_port_range,
     local_interfaces,
+    network_checks,
 )
+from hetero_llm.cluster.state import state_dir
 
 INTERFACES = {"lo": ("127.0.0.1", "::1"), "eth0": ("10.0.0.2",), "eth1": ("10.1.0.2",), "docker0": ("172.17.0.1",)}
 
@@ -88,6 +90,11 @@ def test_a_taken_port_is_a_note_unless_a_model_is_served_here():
         check = check_gateway_port(port)
         assert (check.ok, check.next[0]) == (None, "hetero-llm serve --port PORT")
         assert check_gateway_port(port, ours=True).ok is True
+
+
+def test_a_folder_of_records_that_cannot_be_used_does_not_end_the_checks(cli_env):
+    (state_dir() / "serve" / "m.json").mkdir(parents=True)
+    assert "gateway-port" in {check.name for check in network_checks()}
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 import json
 import stat
 import tarfile
+import time
 
 import pytest
 
 from hetero_llm.cli.redaction import PROMPT_LEFT_OUT, REDACTED, Redactor, is_secret_name, known_secrets
+from hetero_llm.cluster import state
 
 HUB_TOKEN = "hf_" + "AbCdEf" * 5
 API_KEY = "sk-team-a-0123456789"
@@ -88,6 +90,14 @@ def test_a_bundle_without_a_configuration_and_logs_says_so(cli, cli_env):
     assert "logs: there are none" in about
 
 
+def test_a_state_folder_that_cannot_be_used_does_not_keep_the_bundle_from_being_written(bundle, cli_env):
+    (cli_env / "state" / "serve" / "m.json").mkdir(parents=True)
+    (cli_env / "state" / "logs" / "gone.log").symlink_to("nowhere")
+    _, _, files = bundle()
+    assert "engine started" in files["logs/logs-engine.log"]
+    assert "gone.log, which cannot be read" in files["about.txt"]
+
+
 def test_only_the_end_of_a_long_log_is_taken_and_no_half_line(bundle, cli_env):
     log = cli_env / "state" / "logs" / "long.log"
     log.write_text("".join(f"line {number:06d} {'x' * 80}\n" for number in range(5000)))
@@ -167,3 +177,15 @@ def test_data_is_cleaned_by_key_and_by_content_and_keeps_its_shape():
 def test_the_token_of_the_hub_is_known_from_its_file(cli_env, monkeypatch):
     (cli_env / "token").write_text("unusual-token\n")
     assert "unusual-token" in known_secrets({"HF_HOME": str(cli_env)})
+
+
+@pytest.mark.parametrize("role", ["serve", "lab", "node"])
+def test_the_tokens_of_all_clusters_of_this_machine_are_known(cli_env, role):
+    (cli_env / "ray").mkdir()
+    (cli_env / "ray" / "token").write_text("token of its own\n")
+    (cli_env / "handed-out").write_text("token from elsewhere\n")
+    for name, place in (("a", {"temp_dir": str(cli_env / "ray")}), ("b", {"token": str(cli_env / "handed-out")})):
+        record = state.new_record(name, started_unix_s=time.time(), role=role)
+        state.write_record(record)
+        state.update_record(record, **place)
+    assert {"token of its own", "token from elsewhere"} <= set(known_secrets({}))

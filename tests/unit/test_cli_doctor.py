@@ -63,6 +63,13 @@ def test_doctor_exits_with_1_and_says_what_to_do_when_a_check_fails(cli, cli_env
     assert "HETERO_LLM_STATE_DIR" in by_name(outcome)["state"]["next"][0]
 
 
+def test_a_record_that_cannot_be_read_is_a_failed_check_and_no_end_of_the_doctor(cli, cli_env):
+    (cli_env / "state" / "serve" / "m.json").mkdir(parents=True)
+    outcome = cli("doctor", "-o", "json")
+    assert (outcome.code, by_name(outcome)["state"]["ok"]) == (1, False)
+    assert "m.json" in by_name(outcome)["state"]["text"]
+
+
 def test_the_exit_code_is_that_of_the_checks(cli):
     outcome = cli("doctor", "cpu", "-o", "json")
     failed = any(check["ok"] is False for check in outcome.data["checks"])

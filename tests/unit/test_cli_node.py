@@ -8,7 +8,9 @@ import tempfile
 import time
 
 import pytest
+from ray._private.label_utils import validate_label_key, validate_label_value
 
+from hetero_llm.cli import options
 from hetero_llm.cluster import state
 
 
@@ -87,6 +89,13 @@ def test_a_token_file_that_is_empty_or_missing_is_told_before_anything_starts(cl
     assert (outcome.code, "cannot read the token in /nonexistent/token" in outcome.err) == (2, True)
 
 
+def test_a_token_file_is_known_by_its_whole_path_for_commands_in_other_folders(cli, cli_env, no_token, monkeypatch):
+    (cli_env / "token").touch()
+    monkeypatch.chdir(cli_env)
+    outcome = cli("node", "join", "127.0.0.1:6379", "--token-file", "token")
+    assert f"the token file {cli_env / 'token'} is empty" in outcome.err
+
+
 def test_folders_that_cannot_be_made_are_no_bug(cli, cli_env, no_token, monkeypatch):
     (cli_env / "file").touch()
     monkeypatch.setenv("HETERO_LLM_LEASE_DIR", str(cli_env / "file"))
@@ -105,11 +114,24 @@ def test_joining_needs_a_port(cli, no_token, tmp_path):
     assert "'head' is not HOST:PORT" in outcome.err
 
 
-@pytest.mark.parametrize("label", ["rack", "rack=", "=7", "a b=c"])
-def test_a_label_that_ray_would_not_take_is_refused(cli, label):
-    outcome = cli("node", "start", "--head", "--label", label)
+@pytest.mark.parametrize("words", [("node", "start", "--head"), ("serve",), ("plan",)])
+@pytest.mark.parametrize("label", ["rack", "rack=", "=7", "a b=c", "zone = a", "-a=b", "a=b-", "a/b/c=d", "a=b=c"])
+def test_a_label_that_ray_would_not_take_is_refused_wherever_one_is_given(cli, words, label):
+    outcome = cli(*words, "--label", label)
     assert outcome.code == 2
     assert "is not KEY=VALUE" in outcome.err
+
+
+def test_labels_that_ray_takes_are_taken():
+    for key, value in (("rack", "7"), ("example.org/rack_no", "b.7"), ("a" * 63, "b" * 63)):
+        assert options.label(f"{key}={value}") == (key, value)
+        assert (validate_label_key(key), validate_label_value(value)) == (None, None)
+
+
+@pytest.mark.parametrize("label", ["hetero-llm.io/kind=cuda", "ray.io/node-id=1"])
+def test_a_node_cannot_be_given_the_labels_that_tell_what_it_is(cli, label):
+    outcome = cli("node", "start", "--head", "--label", label)
+    assert (outcome.code, "is given by the cluster itself" in outcome.err) == (2, True)
 
 
 def test_an_address_of_another_machine_is_refused_before_anything_is_started(cli, cli_env, no_token, toy, monkeypatch):

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from hetero_llm.cli.planning import hold, infeasible, merge_plans, plan_request, plan_tables, rejection_text
+from hetero_llm.cli.planning import (
+    effective_wishes,
+    hold,
+    infeasible,
+    merge_plans,
+    plan_request,
+    plan_tables,
+    rejection_text,
+)
 from hetero_llm.cli.requests import ModelRequest
 from hetero_llm.model import (
     Device,
@@ -113,3 +121,18 @@ def test_devices_in_use_lead_to_status_and_stop():
 def test_stars_in_a_refusal_stand_for_all_and_are_not_shown(node, start):
     refusal = Rejection(node=node, kind="qpu", accelerator="*", rule="kind", reason="none here")
     assert rejection_text(refusal).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "dtype"),
+    [
+        ((), "fp8_e5m2"),
+        (("--kv-cache-dtype", "fp8"), "fp8"),
+        (("--kv-cache-dtype=auto", "--kv-cache-dtype=fp8", "--seed", "1"), "fp8"),
+    ],
+)
+def test_the_cache_type_among_the_engines_flags_wins_over_that_of_the_wish(engine_args, dtype):
+    request = ModelRequest(
+        name=None, source="m", wishes=(PoolWish(kv_cache_dtype="fp8_e5m2"),) * 2, engine_args=engine_args
+    )
+    assert [wish.kv_cache_dtype for wish in effective_wishes(request)] == [dtype] * 2

@@ -59,3 +59,13 @@ def test_detached_it_checks_the_port_before_going_to_the_background(cli, cli_env
     outcome = cli("serve", "--detach", "--port", taken_port, "-o", "json")
     assert (outcome.code, outcome.error["code"]) == (1, "HL103")
     assert not list(cli_env.rglob("*.log"))
+
+
+@pytest.mark.parametrize("number", ["nan", "-nan", "inf"])
+@pytest.mark.parametrize(
+    "words",
+    [("serve", "--start-timeout-s"), ("serve", "--gpu-memory-utilization"), ("chat", "--temperature")],
+)
+def test_what_is_no_finite_number_is_refused(cli, words, number):
+    outcome = cli(*words, number)
+    assert (outcome.code, words[1] in outcome.err) == (2, True)

@@ -2,9 +2,22 @@
 
 import pytest
 
-from hetero_llm.cli.supervisor import failure_report, raise_failure, tell_changes
+from hetero_llm.cli.requests import ModelRequest
+from hetero_llm.cli.supervisor import deployment_of, failure_report, raise_failure, tell_changes
 from hetero_llm.errors import EngineFailed, ErrorReport, GroupPreflightFailed
-from hetero_llm.model import ReplicaState, ReplicaStatus, RoutingTable, to_data
+from hetero_llm.model import ModelFacts, Plan, PoolWish, ReplicaState, ReplicaStatus, RoutingTable, to_data
+
+FACTS = ModelFacts(
+    name="m", source="m", architecture="X", parameters=1, weights_bytes=1, layers=1, heads=1, kv_heads=1, head_dim=64,
+    hidden_size=64, vocab_size=1, max_model_len=1, dtype="bfloat16",
+)  # fmt: skip
+
+
+def test_the_cluster_keeps_the_wishes_the_plan_was_made_from_so_that_the_next_plan_takes_as_much():
+    request = ModelRequest(name=None, source="m", wishes=(PoolWish(tp=2),), engine_args=("--kv-cache-dtype", "fp8"))
+    kept = deployment_of(request, Plan(model=FACTS, feasible=True), "/models/m")
+    assert kept.wishes == (PoolWish(tp=2, kv_cache_dtype="fp8"),)
+    assert kept.engine_args == request.engine_args
 
 
 def replica(name="m-1", state=ReplicaState.READY, **fields):

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetero_llm.inventory.probe import probe_kind, probe_kinds
+from hetero_llm.inventory.probe import DEADLINE_S, probe_kinds
+from hetero_llm.plugin import Discovery
 
 BACKEND = """
 import os, signal, subprocess, sys, time
@@ -55,9 +56,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return write
 
 
+def discover(deadline_s: float = DEADLINE_S) -> Discovery:
+    return probe_kinds(["toynpu"], deadline_s)["toynpu"].discovery
+
+
 def test_devices_come_back_whole_although_libraries_print_to_stdout(install: Install) -> None:
     install(TWO_DEVICES)
-    found = probe_kind("toynpu")
+    found = discover()
     assert [(device.uid, device.index, device.health) for device in found.devices] == [
         ("t0", 0, "failed"),
         ("t1", 1, "ok"),
@@ -67,7 +72,7 @@ def test_devices_come_back_whole_although_libraries_print_to_stdout(install: Ins
 
 def test_a_plugin_cannot_put_another_engine_in_the_place_of_its_own(install: Install) -> None:
     install(TWO_DEVICES.replace("index=i,", "index=i, simulated=True, stand_in='sim',"))
-    found = probe_kind("toynpu")
+    found = discover()
     assert found.devices == ()
     assert [(problem.code, "stand-in" in problem.text) for problem in found.problems] == [("HL203", True)]
 
@@ -87,7 +92,7 @@ def test_a_discovery_that_hangs_is_a_problem_at_the_deadline_and_leaves_no_proce
         time.sleep(600)
 """)
     started = time.monotonic()
-    found = probe_kind("toynpu", deadline_s=3.0)
+    found = discover(deadline_s=3.0)
     assert time.monotonic() - started < 10
     assert [problem.code for problem in found.problems] == ["HL202"]
     assert "3 s" in found.problems[0].text
@@ -97,7 +102,7 @@ def test_a_discovery_that_hangs_is_a_problem_at_the_deadline_and_leaves_no_proce
 
 def test_a_crash_is_a_problem_with_the_last_line_of_stderr(install: Install) -> None:
     install('raise RuntimeError("libvendor.so: driver is not loaded")')
-    found = probe_kind("toynpu")
+    found = discover()
     assert [problem.code for problem in found.problems] == ["HL203"]
     assert "RuntimeError: libvendor.so: driver is not loaded" in found.problems[0].text
     assert found.problems[0].next
@@ -105,12 +110,12 @@ def test_a_crash_is_a_problem_with_the_last_line_of_stderr(install: Install) -> 
 
 def test_a_silent_death_names_the_signal(install: Install) -> None:
     install("os.kill(os.getpid(), signal.SIGSEGV)")
-    assert "ended by signal 11" in probe_kind("toynpu").problems[0].text
+    assert "ended by signal 11" in discover().problems[0].text
 
 
 def test_an_answer_of_the_wrong_shape_is_a_problem(install: Install) -> None:
     install("return Discovery(devices=(1, 2))")
-    assert [problem.code for problem in probe_kind("toynpu").problems] == ["HL203"]
+    assert [problem.code for problem in discover().problems] == ["HL203"]
 
 
 def test_a_failing_kind_does_not_touch_another(install: Install) -> None:
@@ -126,7 +131,7 @@ def test_a_background_process_of_a_driver_tool_does_not_delay_the_answer(install
         open({str(tmp_path / "pids")!r}, "w").write(str(tool.pid))
         return Discovery(source="toy")
 """)
-    assert probe_kind("toynpu", deadline_s=30).source == "toy"
+    assert discover(deadline_s=30).source == "toy"
     assert not _is_alive(int((tmp_path / "pids").read_text()))
 
 

@@ -12,7 +12,7 @@ from hetero_llm.errors import UnknownKind
 from hetero_llm.plugin.manager import PluginManager, PluginRecord, load_plugins
 
 BACKEND = """
-from hetero_llm.plugin import Backend, Check, Discovery, hookimpl
+from hetero_llm.plugin import Backend, Discovery, hookimpl
 
 class Toy(Backend):
     kind = "{kind}"
@@ -23,7 +23,6 @@ class Toy(Backend):
     def group(self, spec): raise NotImplementedError
     def engine(self, spec): raise NotImplementedError
     def check_model(self, facts, accelerator, wish): return ()
-    def doctor(self): {doctor}
 
 @hookimpl
 def hetero_llm_backends(): return (Toy(),)
@@ -51,8 +50,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             del sys.modules[module]
 
 
-def toy(kind: str, api: str = "1.0", doctor: str = "return ()") -> str:
-    return BACKEND.format(kind=kind, api=api, doctor=doctor)
+def toy(kind: str, api: str = "1.0") -> str:
+    return BACKEND.format(kind=kind, api=api)
 
 
 def record(manager: PluginManager, name: str) -> PluginRecord:
@@ -163,7 +162,8 @@ def hetero_llm_cli_commands(): return [click.Command("hello")]
     assert (record(manager, "extras").status, record(manager, "extras").kind) == ("loaded", None)
     assert [hint.message for hint in manager.error_hints()] == ["forty-two"]
     assert [verb.name for verb in manager.cli_commands()] == ["hello"]
-    assert "site.licence" in [check.name for check in manager.doctor_checks()]
+    (checking,) = (name for name in manager.checking_plugins() if name.endswith(":extras"))
+    assert [check.name for check in manager.checks_of(checking)] == ["site.licence"]
 
 
 def test_nothing_of_a_failed_plugin_is_used(install: Install) -> None:
@@ -174,20 +174,7 @@ def test_nothing_of_a_failed_plugin_is_used(install: Install) -> None:
 
 def test_doctor_reports_a_failed_plugin_as_a_failed_check(install: Install) -> None:
     install("broken", "import no_such_vendor_library")
-    check = next(check for check in load_plugins().doctor_checks() if check.name == "plugin.broken")
+    (check,) = (check for check in load_plugins().failed_plugin_checks() if check.name == "plugin.broken")
     assert check.ok is False
     assert "no_such_vendor_library" in check.text
     assert check.next
-
-
-def test_a_doctor_that_raises_is_a_failed_check_beside_the_others(install: Install) -> None:
-    install("npu", toy("toynpu", doctor="raise RuntimeError('driver gone')"))
-    checks = {check.name: check for check in load_plugins().doctor_checks()}
-    assert checks["toynpu.doctor"].ok is False
-    assert "driver gone" in checks["toynpu.doctor"].text
-    assert "cpu.memory" in checks
-
-
-def test_doctor_checks_of_one_kind_leave_the_others_out(install: Install) -> None:
-    install("npu", toy("toynpu", doctor="raise RuntimeError('not asked')"))
-    assert all(check.name.startswith("cpu.") for check in load_plugins().doctor_checks(["cpu"]))

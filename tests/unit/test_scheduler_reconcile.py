@@ -123,6 +123,15 @@ def test_the_same_input_gives_the_same_change_in_any_order_of_nodes():
     assert change([wish], pools, nodes) == change([wish], pools, nodes[::-1])
 
 
+def test_a_node_without_the_label_that_was_asked_for_is_no_place():
+    wish = PoolWish(kinds=("cuda",), replicas=1, labels={"rack": "7"})
+    labelled = replace(pool(wanted=1, living=0), labels={"rack": "7"})
+    other, right = node("a"), replace(node("b"), labels={"rack": "7"})
+    assert places_lacking([labelled], [other]) == {labelled.app: 1}
+    assert places_lacking([labelled], [other, right]) == {}
+    assert change([wish], [labelled], [other]) is None
+
+
 def test_two_rounds_of_growth_do_not_ask_for_the_same_device_twice():
     wish = PoolWish(kinds=("cuda",), replicas=None, tp=1)
     nodes = [node("a", held=(0, 1)), node("new")]
