@@ -6,6 +6,7 @@ import click
 
 from hetero_llm.cli import render
 from hetero_llm.cli.options import Verb, address_option
+from hetero_llm.errors import ExitCode
 
 
 @click.command(cls=Verb)
@@ -24,8 +25,11 @@ def command(node: str, force: bool, address: str | None) -> int:
     from hetero_llm.cluster.drain import drain
 
     try:
-        drain(session, node, force=force, progress=render.say)
+        left = drain(session, node, force=force, progress=render.say)
     finally:
         session.close()
+    if left:
+        render.say(f"{node} takes nothing new, but these have no other place and stay: {', '.join(left)}")
+        return ExitCode.FAILURE
     render.say(f"{node} is drained")
-    return 0
+    return ExitCode.OK

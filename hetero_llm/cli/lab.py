@@ -129,7 +129,7 @@ def _keep_up(wanted: Sequence[LabNode]) -> int:
 
 def _show(record: ServeRecord, nodes: Sequence[LabNode], output: render.Format) -> None:
     kinds = dict.fromkeys(node.kind for node in nodes)
-    serve = " ".join(["hetero-llm serve", *(f"--kind {kind}" for kind in kinds)])
+    serve = " ".join(["hetero-llm serve", *(f"--kind {kind}" for kind in kinds), "--replicas auto"])
     if output is render.Format.JSON:
         data = {"address": record.address, "nodes": record.nodes, "pid": record.pid, "token": record.token}
         render.show(output, {**data, "log": record.log, "serve": serve, "down": "hetero-llm lab down"})

@@ -183,7 +183,7 @@ def _detach(argv: list[str], requests: Sequence[ModelRequest], has_keys: bool, o
     assert record.url is not None
     info = ReadyInfo(
         url=record.url,
-        models=dict.fromkeys(record.models),
+        models={name: record.shapes.get(name) for name in record.models},
         has_keys=has_keys,
         seconds=time.time() - record.started_unix_s,
         pid=record.pid,

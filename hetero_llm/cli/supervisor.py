@@ -101,7 +101,8 @@ class Supervisor:
         if self._session is None:
             self._start_cluster(nodes, manager)
         url = self._deploy(plans, paths)
-        self._record = state.update_record(self._record, url=url, models=tuple(self._wanted))
+        shapes = {name: replicas_text(plan) for name, plan in self._wanted.items()}
+        self._record = state.update_record(self._record, url=url, models=tuple(self._wanted), shapes=shapes)
         self._wait_until_ready()
         self._display.close()
         self._record = state.update_record(self._record, ready=True)
@@ -312,7 +313,7 @@ def require_servable(plans: Sequence[Plan], nodes: Sequence[NodeInventory], mana
 
     Raises:
         UnknownKind: no plugin here serves a planned kind, or provides the engine that is to stand in for its own.
-        UsageError: the devices are pretended by an override that names no engine.
+        UsageError: the devices are pretended by an override that names no engine, or one that cannot stand in.
     """
     from hetero_llm.inventory.override import pretended_only
 
@@ -321,8 +322,12 @@ def require_servable(plans: Sequence[Plan], nodes: Sequence[NodeInventory], mana
         uid for plan in plans for replica in plan.replicas for place in replica.placement for uid in place.devices
     }
     for device in sorted((devices[uid] for uid in placed), key=lambda device: device.uid):
-        manager.backend(device.stand_in or device.kind)
         manager.backend(device.kind)
+        if device.stand_in and not manager.backend(device.stand_in).stands_in:
+            raise UsageError(
+                f"the engine of {device.stand_in} cannot stand in for the one of {device.kind}",
+                next=(f"engine=sim in HETERO_LLM_OVERRIDE_{device.kind.upper()}",),
+            )
         if pretended_only(device):
             raise UsageError(
                 f"the {device.kind} devices are pretended: they can be planned on, not served",

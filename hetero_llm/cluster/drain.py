@@ -11,7 +11,7 @@ import msgspec
 from hetero_llm.cluster.deploy import snapshot
 from hetero_llm.cluster.nodes import note_drained, with_holders
 from hetero_llm.cluster.pools import ConfiguredModel, pools_now
-from hetero_llm.cluster.ray_private import drain_node
+from hetero_llm.cluster.ray_private import drain_node, head_id
 from hetero_llm.cluster.session import Session
 from hetero_llm.errors import DrainImpossible, NodeUnknown
 from hetero_llm.model import NodeInventory, ReplicaState, ReplicaStatus
@@ -22,18 +22,26 @@ POLL_S = 0.5
 _HERE = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.DRAINING)
 
 
-def drain(session: Session, name: str, *, force: bool, progress: Callable[[str], None]) -> None:
-    """Move every replica off node `name`; return when none is left. Each successor is ready before its replica leaves.
+def drain(session: Session, name: str, *, force: bool, progress: Callable[[str], None]) -> tuple[str, ...]:
+    """Move every replica off node `name`; each successor is ready before its replica leaves.
 
     Args:
         force: drain although some replicas have no other place; those stay until they are stopped.
         progress: called with a line whenever something has changed.
 
+    Returns:
+        The replicas that stay because they have no other place; none without `force`.
+
     Raises:
         NodeUnknown: no such node.
-        DrainImpossible: a replica has no other place, and not `force`; nothing was changed.
+        DrainImpossible: it is the head, or a replica has no other place, and not `force`; nothing was changed.
     """
     node = _node(session, name)
+    if node.ray_node_id == head_id():
+        raise DrainImpossible(
+            f"{name} is the head: the scheduler and the gateway live there, and the cluster ends with it",
+            next=("hetero-llm stop MODEL", "hetero-llm drain NODE   # another one"),
+        )
     homeless = _homeless(session, node)
     if homeless and not force:
         raise DrainImpossible(
@@ -53,8 +61,9 @@ def drain(session: Session, name: str, *, force: bool, progress: Callable[[str],
             progress(f"{name}: {text}")
             said = text
         if not waited_for:
-            return
+            return tuple(status.replica for status in left)
         time.sleep(POLL_S)
+    return ()
 
 
 def _node(session: Session, name: str) -> NodeInventory:

@@ -15,6 +15,8 @@ import ray
 from ray._private import services
 from ray.experimental import internal_kv
 
+from hetero_llm.cluster.names import HEAD_RESOURCE
+
 _METADATA_NAMESPACE = b"cluster"
 
 
@@ -301,6 +303,11 @@ def drain_node(ray_node_id: str, why: str) -> None:
     accepted, refusal_text = client.drain_node(ray_node_id, reason, why, 0)
     if not accepted:
         raise RuntimeError(refusal_text)
+
+
+def head_id() -> str:
+    """Return Ray's id of the living head node."""
+    return next(str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"])
 
 
 def draining_nodes() -> frozenset[str]:

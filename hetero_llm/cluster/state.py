@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class ServeRecord:
         token: file with the cluster's token; None means ``token`` in `temp_dir`.
         nodes: names of the nodes this command keeps up, where it is not a `serve`.
         url: base URL of the gateway, None until it listens.
+        shapes: model to a word on its replicas, ``2 x cuda tp=1 (simulated)``.
         ready: every replica asked for has generated a token.
         log: output of a detached `serve`, None in the foreground.
         error: the ErrorReport it ended with, as builtins.
@@ -54,6 +55,7 @@ class ServeRecord:
     nodes: tuple[str, ...] = ()
     url: str | None = None
     models: tuple[str, ...] = ()
+    shapes: Mapping[str, str] = field(default_factory=dict)
     ready: bool = False
     log: str | None = None
     error: Mapping[str, Any] | None = None

@@ -72,6 +72,7 @@ class Backend(ABC):
         forms_groups: the ranks of a group meet over a collective library. False where one process stands for all of
             them: there is no pre-flight then.
         spans_nodes: an engine can stretch over several nodes.
+        stands_in: `stand_in` returns an engine; only a simulation does.
     """
 
     kind: str
@@ -83,6 +84,7 @@ class Backend(ABC):
     kv_default_bytes: int | None = None
     forms_groups: bool = True
     spans_nodes: bool = True
+    stands_in: bool = False
 
     @abstractmethod
     def discover(self) -> Discovery:

@@ -65,6 +65,8 @@ def test_a_node_whose_replicas_have_no_other_place_is_not_drained(cluster):
         assert refused.returncode == 1
         assert "HL412" in refused.stderr
         assert "n2" in cluster.ready().values()
+        head = cluster.box.run("drain", "n0", "--force")
+        assert (head.returncode, "n0 is the head" in head.stderr) == (1, True)
     assert load.failures() == []
 
 

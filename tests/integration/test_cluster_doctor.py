@@ -63,17 +63,19 @@ def test_nodes_that_do_not_answer_in_time_are_told_so(session):
     assert len(answers) == 2
 
 
-def test_an_examination_that_hangs_leaves_no_process_behind(tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text(f"""
+def test_an_examination_that_hangs_leaves_no_process_behind(place, monkeypatch):
+    folder = place.root / "hanging"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(f"""
 import os, subprocess, time
 tools = [subprocess.Popen(["sleep", "600"], start_new_session=own) for own in (False, True)]
-with open({str(tmp_path / "pids")!r}, "w") as pids:
+with open({str(folder / "pids")!r}, "w") as pids:
     pids.write(" ".join(str(pid) for pid in (os.getpid(), *(tool.pid for tool in tools))))
 time.sleep(600)
 """)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     assert "did not end there within 6 s" in _examine(6.0)["error"]
-    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    pids = [int(word) for word in (folder / "pids").read_text().split()]
     assert len(pids) == 3
     wait_for(lambda: not any(map(_runs, pids)), 30.0)
 

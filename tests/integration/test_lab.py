@@ -70,7 +70,7 @@ def nodes(box):
 def test_it_says_what_joined_where_it_is_and_how_to_end_it(four):
     assert four["nodes"] == ["gpu-a", "npu-a", "npu-b", "cpu-a"]
     assert four["address"].startswith("127.0.0.1:")
-    assert four["serve"] == "hetero-llm serve --kind cuda --kind ascend --kind cpu"
+    assert four["serve"] == "hetero-llm serve --kind cuda --kind ascend --kind cpu --replicas auto"
     assert "node npu-a joined: 2 x ascend 910B2 (simulated)" in four["err"]
     assert four["down"] == "hetero-llm lab down"
 

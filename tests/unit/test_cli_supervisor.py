@@ -76,3 +76,19 @@ def test_an_error_that_names_its_log_keeps_it():
 
 def test_healthy_replicas_raise_nothing():
     raise_failure([replica(), replica(state=ReplicaState.STARTING)])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("count=1,type=H100-80GB", "planned on, not served"),
+        ("count=1,type=H100-80GB,engine=cpu", "the engine of cpu cannot stand in for the one of cuda"),
+    ],
+)
+def test_pretended_devices_without_an_engine_that_stands_in_are_refused_before_anything_starts(
+    cli, monkeypatch, override, said
+):
+    monkeypatch.setenv("HETERO_LLM_OVERRIDE_CUDA", override)
+    outcome = cli("serve", "--kind", "cuda", "--port", "0", "--address", "local")
+    assert (outcome.code, said in outcome.err) == (2, True)
+    assert "starting a local cluster" not in outcome.err

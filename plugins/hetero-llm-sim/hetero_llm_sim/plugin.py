@@ -35,6 +35,7 @@ class SimBackend(Backend):
     other_visible_envs = engine.OTHER_VISIBLE_ENVS
     kv_block_tokens = 16
     forms_groups = False
+    stands_in = True
 
     def discover(self) -> Discovery:
         """Return the devices that were listed; none without a list."""
