@@ -1,6 +1,11 @@
 """How the suite is shared out to its two workers (pytest-xdist, `--dist loadgroup`)."""
 
+import os
+
 import pytest
+
+# pytest-xdist tells its workers the terminal's width this way; commands under test would take it for the user's wish.
+os.environ.pop("COLUMNS", None)
 
 LONG_FIRST = ("tests/e2e/", "tests/packaging/", "tests/integration/", "tests/contract/")
 
