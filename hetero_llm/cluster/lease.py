@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class DeviceLease:
     def __init__(self, replica: str, files: dict[str, int]):
         self._replica = replica
         self._files = files
+        self._lock = threading.Lock()
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -103,17 +105,18 @@ class DeviceLease:
             replica=self._replica, pid=os.getpid(), scratch=scratch, shm=tuple(sorted(shm)), shm_prefix=shm_prefix
         )
         content = msgspec.json.encode(note)
-        for fd in self._files.values():
-            os.pwrite(fd, content, 0)
-            os.ftruncate(fd, len(content))
+        with self._lock:  # a number that `release` has closed may mean another file by now
+            for fd in self._files.values():
+                os.pwrite(fd, content, 0)
+                os.ftruncate(fd, len(content))
 
     def release(self) -> None:
         """Let go of the devices. Safe to call twice."""
-        # Taken away first: a second thread must not close a number that means another file by then.
-        files, self._files = self._files, {}
-        for fd in files.values():
-            os.ftruncate(fd, 0)
-            os.close(fd)
+        with self._lock:
+            files, self._files = self._files, {}
+            for fd in files.values():
+                os.ftruncate(fd, 0)
+                os.close(fd)
 
 
 def holders(uids: Iterable[str], where: Path | None = None) -> dict[str, str]:

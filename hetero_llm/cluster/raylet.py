@@ -242,7 +242,9 @@ def _tell(fd: int, answer: Started) -> None:
 
 def _leave_with_starter() -> None:
     """Wait for the end of the input: the starter closed it, or is gone."""
-    sys.stdin.buffer.read()
+    # Not the buffered stream: the interpreter aborts when it ends while a thread is inside it.
+    while os.read(0, 4096):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
