@@ -54,6 +54,14 @@ def cluster_to_join() -> str | None:
     return next(iter(addresses), None)
 
 
+def gateway_of(address: str | None) -> str | None:
+    """Return the URL of the gateway that a `serve` of this machine gave the cluster at `address`, None if none."""
+    from hetero_llm.cluster.state import live_records
+
+    records = live_records() if address else ()
+    return next((record.url for record in records if record.url and record.address == address), None)
+
+
 def devices_text(node: NodeInventory) -> str:
     """Return ``2 x cuda H100-80GB (simulated)``; with several types, one after the other."""
     counts = Counter((device.accelerator, device.simulated) for device in node.devices)

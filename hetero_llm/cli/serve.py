@@ -55,6 +55,7 @@ def command(ctx: click.Context, /, models: tuple[str, ...], output: render.Forma
     configuration, the bundled demo model runs on the CPU. Starts a local cluster unless one is named. Words after
     `--` go to the engine as they are. Ctrl-C stops everything that was started.
     """
+    from hetero_llm.cli.machine import gateway_of
     from hetero_llm.cli.signals import StopSignals
 
     started_s = time.monotonic()
@@ -65,11 +66,15 @@ def command(ctx: click.Context, /, models: tuple[str, ...], output: render.Forma
         requests = _requests(models, config, given, ctx.meta[ENGINE_ARGS])
         if given["dry_run"]:
             return _dry_run(requests, _address(config), output)
-        gateway = _gateway(config, no_auth=given["no_auth"])
+        address = _address(config)
+        url = gateway_of(address)
+        if url and any(given[flag] is not None for flag in ("host", "port", "api_keys")):
+            render.say(f"note: this cluster has its gateway at {url}; --host, --port and --api-keys change nothing")
+        gateway = _gateway(config, no_auth=given["no_auth"], listens=url is None)
         name = os.environ.pop(_name_env(), None)
         if given["detach"] and name is None:
             return _detach(ctx.find_object(list) or [], requests, bool(gateway.keys), output)
-        return _supervise(_job(requests, gateway, _address(config), name, started_s), signals, output)
+        return _supervise(_job(requests, gateway, address, name, started_s), signals, output)
 
 
 def _config(given: dict[str, Any]) -> Config:
@@ -98,14 +103,16 @@ def _address(config: Config) -> str | None:
     return None if config.cluster.address == "local" else config.cluster.address
 
 
-def _gateway(config: Config, *, no_auth: bool) -> GatewayOptions:
+def _gateway(config: Config, *, no_auth: bool, listens: bool) -> GatewayOptions:
+    """Return the options; `listens`: a gateway is going to be started, so its address must be free and safe."""
     from hetero_llm.cli.listen import check_address
     from hetero_llm.gateway.auth import load_keys
     from hetero_llm.gateway.options import GatewayOptions
 
     gateway = config.gateway
     keys = load_keys(gateway.api_keys_file) if gateway.api_keys_file is not None else ()
-    check_address(gateway.host, gateway.port, has_keys=bool(keys), no_auth=no_auth)
+    if listens:
+        check_address(gateway.host, gateway.port, has_keys=bool(keys), no_auth=no_auth)
     return GatewayOptions(host=gateway.host, port=gateway.port, keys=keys, max_body_bytes=gateway.max_body_bytes)
 
 

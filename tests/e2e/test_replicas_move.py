@@ -74,6 +74,8 @@ def test_a_label_that_was_asked_for_holds_also_when_the_replica_must_move(cluste
     cluster.wait(lambda: "npu-c" in cluster.alive())
     labelled = cluster.box.serve(*wanted)
     labelled.wait_ready()
+    assert labelled.url == cluster.serve.url, "one cluster, one address"
+    assert f"this cluster has its gateway at {cluster.serve.url}" in labelled.log
     cluster.join("npu-d", "ascend", **NPU)
     cluster.wait(lambda: "npu-d" in cluster.alive())
     kept = cluster.box.run("drain", "npu-c")

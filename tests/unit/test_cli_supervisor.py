@@ -86,9 +86,9 @@ def test_healthy_replicas_raise_nothing():
     ],
 )
 def test_pretended_devices_without_an_engine_that_stands_in_are_refused_before_anything_starts(
-    cli, monkeypatch, override, said
+    cli_process, monkeypatch, override, said
 ):
     monkeypatch.setenv("HETERO_LLM_OVERRIDE_CUDA", override)
-    outcome = cli("serve", "--kind", "cuda", "--port", "0", "--address", "local")
+    outcome = cli_process("serve", "--kind", "cuda", "--port", "0", "--address", "local")
     assert (outcome.code, said in outcome.err) == (2, True)
     assert "starting a local cluster" not in outcome.err
