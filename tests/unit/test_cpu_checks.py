@@ -112,12 +112,6 @@ def test_a_cpu_with_avx2_passes(tmp_path: Path) -> None:
     assert checks.isa(machine(tmp_path)).text == "xeon-avx2"
 
 
-def test_a_missing_shared_memory_folder_fails(tmp_path: Path) -> None:
-    check = checks.shared_memory(tmp_path / "shm")
-    assert check.ok is False
-    assert "No such file or directory" in check.text
-
-
 def test_missing_system_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     check = checks.system_tools()

@@ -278,12 +278,6 @@ def test_both_ways_nccl_counts_its_versions_are_read() -> None:
     assert [checks.nccl_version(number) for number in (2708, 21805, 22705)] == ["2.7.8", "2.18.5", "2.27.5"]
 
 
-def test_a_shared_memory_that_cannot_be_used_fails(tmp_path: Path) -> None:
-    assert "cannot be used" in failed(checks.shared_memory(tmp_path / "nowhere")).text
-    check = checks.shared_memory(Path("/dev/shm"))
-    assert "/dev/shm is " in check.text
-
-
 @pytest.mark.parametrize(
     ("versions", "says"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hetero_llm.plugin import Check
 from hetero_llm.plugin.interfaces import interface_of
+from hetero_llm.plugin.shared_memory import check_shared_memory
 from hetero_llm.plugin.software import installed, platform_plugins
 from hetero_llm_ascend import devnodes, discovery, isolated, npu_smi, ports, versions, visible
 from hetero_llm_ascend.devnodes import ROOT
@@ -18,7 +19,6 @@ LIBRARIES = ("libascendcl.so", "libhccl.so", "libatb.so")
 COUNT_DEADLINE_S = 4.0
 _NODES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 _SHM_BYTES = 1 << 30
-_GIB = 1 << 30
 _SET_ENV = (
     "source /usr/local/Ascend/ascend-toolkit/set_env.sh",
     "source /usr/local/Ascend/nnal/atb/set_env.sh",
@@ -43,7 +43,7 @@ def doctor(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> tuple[
         rank_table(environ),
         port_window(),
         interface(environ),
-        shared_memory(root / "dev/shm"),
+        check_shared_memory("ascend", root / "dev/shm", _SHM_BYTES),
     )
 
 
@@ -198,21 +198,6 @@ def interface(environ: Mapping[str, str] = os.environ) -> Check:
         return Check(name="ascend.interface", ok=True, text=f"HCCL_IF_IP={address} is on {name}")
     text = f"HCCL_IF_IP={address} is no address of this machine"
     return Check(name="ascend.interface", ok=False, text=text, next=("unset HCCL_IF_IP", "ip -brief address"))
-
-
-def shared_memory(folder: Path) -> Check:
-    """Check the size of /dev/shm, through which the ranks of an engine exchange messages."""
-    try:
-        stat = os.statvfs(folder)
-    except OSError as error:
-        text = f"{folder} cannot be used: {error.strerror}"
-        return Check(name="ascend.shm", ok=False, text=text, next=(f"mount a tmpfs at {folder}",))
-    free = stat.f_bavail * stat.f_frsize
-    text = f"{free / _GIB:.1f} GiB free in {folder}"
-    if free >= _SHM_BYTES:
-        return Check(name="ascend.shm", ok=True, text=text)
-    advice = ("docker run --shm-size=2g", f"mount -o remount,size=2G {folder}")
-    return Check(name="ascend.shm", ok=False, text=f"{text}, {_SHM_BYTES / _GIB:.0f} GiB are needed", next=advice)
 
 
 def _membership() -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hetero_llm.plugin import Check, Device, software
+from hetero_llm.plugin.shared_memory import check_shared_memory
 from hetero_llm.plugin.software import installed
 from hetero_llm_cpu import discovery, engine, topology
 from hetero_llm_cpu.topology import ROOT
@@ -30,7 +31,7 @@ def doctor(root: Path = ROOT) -> tuple[Check, ...]:
         bind(discovery.discover(root).devices, os.sched_getaffinity(0), root),
         isa(root),
         memory(root),
-        shared_memory(Path("/dev/shm")),
+        check_shared_memory("cpu", Path("/dev/shm"), _SHM_BYTES),
         open_files(),
         system_tools(),
         vllm_version(),
@@ -105,21 +106,6 @@ def memory(root: Path = ROOT) -> Check:
         return Check(name="cpu.memory", ok=True, text=text)
     advice = ("stop other programs that use memory", "raise the container's memory limit")
     return Check(name="cpu.memory", ok=False, text=f"{text}; {_FREE_BYTES / _GIB:.0f} GiB are needed", next=advice)
-
-
-def shared_memory(folder: Path) -> Check:
-    """Check the size of /dev/shm, through which the ranks of a group exchange tensors."""
-    try:
-        stat = os.statvfs(folder)
-    except OSError as error:
-        text = f"{folder} cannot be used: {error.strerror}"
-        return Check(name="cpu.shm", ok=False, text=text, next=(f"mount a tmpfs at {folder}",))
-    free = stat.f_bavail * stat.f_frsize
-    text = f"{free / _GIB:.1f} GiB free in {folder}"
-    if free >= _SHM_BYTES:
-        return Check(name="cpu.shm", ok=True, text=text)
-    advice = ("docker run --shm-size=2g", f"mount -o remount,size=2G {folder}")
-    return Check(name="cpu.shm", ok=False, text=f"{text}, {_SHM_BYTES / _GIB:.0f} GiB are needed", next=advice)
 
 
 def open_files() -> Check:

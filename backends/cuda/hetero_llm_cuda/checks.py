@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hetero_llm.plugin import Check, bounded, software
+from hetero_llm.plugin.shared_memory import check_shared_memory
 from hetero_llm.plugin.software import installed
 from hetero_llm_cuda import nccl, nvml, visible
 from hetero_llm_cuda.discovery import discover, driver_versions
 from hetero_llm_cuda.nvml import ROOT, NvmlUnusable
 
 _SHM_BYTES = 1 << 30
-_GIB = 1 << 30
 _TOOL_DEADLINE_S = 10.0
 _VLLM_LEAST = (0, 18)
 _CONTROL_NODES = ("nvidiactl", "nvidia-uvm")
@@ -37,7 +37,7 @@ def doctor(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> tuple[
         device_order(environ),
         persistence(root),
         collective(),
-        shared_memory(root / "dev/shm"),
+        check_shared_memory("cuda", root / "dev/shm", _SHM_BYTES),
         binding(),
         vllm_version(),
         platform_plugins(),
@@ -219,21 +219,6 @@ def nccl_version(number: int) -> str:
     if number < 10000:
         return f"{number // 1000}.{number % 1000 // 100}.{number % 100}"
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
-
-
-def shared_memory(folder: Path) -> Check:
-    """Check the size of /dev/shm, through which NCCL and vLLM's workers talk within a node."""
-    try:
-        stat = os.statvfs(folder)
-    except OSError as error:
-        text = f"{folder} cannot be used: {error.strerror}"
-        return Check(name="cuda.shm", ok=False, text=text, next=(f"mount a tmpfs at {folder}",))
-    size = stat.f_blocks * stat.f_frsize
-    text = f"{folder} is {size / _GIB:.1f} GiB"
-    if size >= _SHM_BYTES:
-        return Check(name="cuda.shm", ok=True, text=text)
-    advice = ("docker run --shm-size=8g", "docker run --ipc=host")
-    return Check(name="cuda.shm", ok=False, text=f"{text}, {_SHM_BYTES / _GIB:.0f} GiB are wanted", next=advice)
 
 
 def binding() -> Check:
