@@ -213,7 +213,3 @@ def test_an_interface_address_must_be_this_machines() -> None:
     assert checks.interface({}).ok
     assert checks.interface({"HCCL_IF_IP": "127.0.0.1"}).text == "HCCL_IF_IP=127.0.0.1 is on lo"
     assert_failed(checks.interface({"HCCL_IF_IP": "192.0.2.9"}), "192.0.2.9")
-
-
-def test_shared_memory_must_be_there(tmp_path: Path) -> None:
-    assert_failed(checks.shared_memory(tmp_path / "gone"), "cannot be used")
