@@ -18,8 +18,8 @@ setup: ## Make .venv with everything, from the lock
 serve: setup ## Serve a model: make serve ARGS="MODEL --port 8001"
 	@exec $(BIN)/hetero-llm serve $(ARGS)
 
-test: setup ## Run the whole suite, two tests at a time: make test ARGS="-k gateway"
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+test: setup ## Run the whole suite: make test ARGS="-k gateway"
+	@scripts/test.sh $(ARGS)
 
 unit: setup ## Run the unit tests only
 	@$(BIN)/python -m pytest tests/unit $(ARGS)
