@@ -61,11 +61,12 @@ class Session:
     _closed: bool = False
     _answers: bool = True
 
-    def ask(self, question: str, *words: Any, wait_s: float = 0.0) -> Any:
+    def ask(self, question: str, *words: Any, wait_s: float = 0.0, away_s: float = SCHEDULER_AWAY_S) -> Any:
         """Return what the scheduler answers to one of its methods; one that is being started again is waited for.
 
         Args:
             wait_s: time the answer may take by intention.
+            away_s: how long a scheduler that is away is waited for.
 
         Raises:
             ClusterUnreachable: it does not come back, or the cluster is gone. Ray would wait a minute for one that
@@ -73,7 +74,7 @@ class Session:
         """
         import ray
 
-        method, give_up = getattr(self.scheduler, question), time.monotonic() + SCHEDULER_AWAY_S + wait_s
+        method, give_up = getattr(self.scheduler, question), time.monotonic() + away_s + wait_s
         answer = method.remote(*words)
         while True:
             try:
@@ -137,7 +138,7 @@ class Session:
 
         quiet_ray()
         try:
-            self.ask("leave_models")
+            self.ask("leave_models", away_s=LOOK_S)
         except ClusterUnreachable:
             return  # Serve does not answer either: whoever stopped this process stopped Ray's along, as systemd does
         apps = serve.status().applications
