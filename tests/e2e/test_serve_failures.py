@@ -124,5 +124,5 @@ def test_a_signal_to_all_its_processes_at_once_ends_it_and_leaves_nothing(sandbo
     serve = sandbox.serve(str(tiny_model("tiny-qwen2")), *words, env=env)
     serve.wait_ready()
     os.killpg(serve.process.pid, signal.SIGTERM)
-    assert serve.wait(90.0) == 130
+    assert serve.wait(50.0) == 130
     assert sandbox.leftovers() == []
