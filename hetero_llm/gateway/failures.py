@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero_llm.errors import BodyTooLarge, UpstreamFailed
+from hetero_llm.errors import BodyTooLarge, NoReadyReplica, UpstreamFailed
 
 _REASONS = {
     "connect": "the connection was refused",
@@ -12,6 +12,8 @@ _REASONS = {
     "not-http": "the answer was not HTTP",
 }
 """How a replica fails, as counted in the metrics, and as told to a client."""
+
+_NEVER_REACHED = ("connect", "connect-timeout")
 
 
 def too_large(limit_bytes: int, announced_bytes: int | None = None) -> BodyTooLarge:
@@ -23,10 +25,14 @@ def too_large(limit_bytes: int, announced_bytes: int | None = None) -> BodyTooLa
     )
 
 
-def upstream_failed(tried: tuple[str, ...], reason: str, *, answering: bool) -> UpstreamFailed:
-    """Return the error for the last replica of `tried`; `answering`: its answer had begun."""
+def upstream_failed(tried: tuple[str, ...], reason: str, *, answering: bool) -> UpstreamFailed | NoReadyReplica:
+    """Return the error for the last replica of `tried`; `answering`: its answer had begun.
+
+    One that cannot be reached is not ready, whatever the routing table still says: nothing has been sent to it.
+    """
     what = "failed while it answered" if answering else "failed, and no other could take the request"
-    return UpstreamFailed(
+    kind = NoReadyReplica if reason in _NEVER_REACHED else UpstreamFailed
+    return kind(
         f"The replica {tried[-1]} {what}.",
         cause=f"{_REASONS[reason]}; tries: {len(tried)}",
         next=("retry", f"hetero-llm logs {tried[-1]} shows what the engine said"),

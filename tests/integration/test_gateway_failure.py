@@ -114,13 +114,14 @@ async def test_an_internal_error_of_an_engine_is_not_retried(stage: GatewayProce
     assert len(pair[0].requests) + len(pair[1].requests) == 1
 
 
-async def test_the_only_replica_gone_is_502_and_says_so(stage: GatewayProcess):
+async def test_the_only_replica_that_cannot_be_reached_is_503_and_says_so(stage: GatewayProcess):
     gone = FakeEngine("gone", answers())
     async with stage.serving(gone):
         await gone.stop()
         answer = await stage.request(post())
         await gone.start(gone.port)
-    assert (answer.status, answer.error["code"]) == (502, "HL607")
+    assert (answer.status, answer.error["code"]) == (503, "HL606")
+    assert answer.header("retry-after")
     assert "refused" in answer.error["message"]
 
 
