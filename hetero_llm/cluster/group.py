@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from hetero_llm.cluster.child import ChildProcess
-from hetero_llm.cluster.group_verdict import Ending, GroupReport, RankOutcome, explains_itself, judge
+from hetero_llm.cluster.group_verdict import Ending, RankOutcome, explains_itself
 from hetero_llm.plugin import GroupSetup, GroupSpec, RankSpec, RootCausePattern
 from hetero_llm.plugin.rank_line import RankLine, parse_line
 from hetero_llm.plugin.rootcause import find_root_cause
@@ -18,33 +18,6 @@ from hetero_llm.plugin.rootcause import find_root_cause
 _SETTLE_S = 2.0
 _POLL_S = 0.05
 _KEPT_LINES = 400
-
-
-def run_preflight(
-    setup: GroupSetup,
-    spec: GroupSpec,
-    *,
-    hints: Sequence[RootCausePattern] = (),
-    cancelled: threading.Event | None = None,
-) -> GroupReport:
-    """Run the pre-flight of a group whose ranks are all on this node, unless it needs none.
-
-    Args:
-        setup: from the backend's `group`, on this node.
-        spec: the group.
-        hints: patterns that put a library's cryptic line into words.
-        cancelled: when set, the ranks are stopped at once.
-
-    Raises:
-        GroupPreflightFailed: see `judge`.
-        ValueError: the group is spread over nodes; each runs `run_ranks` then, and one judges all outcomes.
-    """
-    if (excuse := excused(setup, spec)) is not None:
-        return GroupReport(torch_backend=setup.torch_backend, not_run=excuse)
-    nodes = {rank.node for rank in spec.ranks}
-    if len(nodes) != 1:
-        raise ValueError(f"the group is on {len(nodes)} nodes: {', '.join(sorted(nodes))}")
-    return judge(setup, spec, run_ranks(setup, spec, node=nodes.pop(), hints=hints, cancelled=cancelled))
 
 
 def excused(setup: GroupSetup, spec: GroupSpec) -> str | None:

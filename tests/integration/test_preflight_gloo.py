@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 from hetero_llm_cpu.plugin import CpuBackend
+from whole_preflight import run_preflight
 
-from hetero_llm.cluster.group import run_preflight
 from hetero_llm.cluster.group_verdict import Ending
 from hetero_llm.errors import GroupPreflightFailed
 from hetero_llm.plugin import Device, GroupSetup, GroupSpec, RankSpec

@@ -8,8 +8,9 @@ import time
 
 import psutil
 import pytest
+from whole_preflight import run_preflight
 
-from hetero_llm.cluster.group import run_preflight, run_ranks
+from hetero_llm.cluster.group import run_ranks
 from hetero_llm.cluster.group_verdict import Ending
 from hetero_llm.errors import GroupPreflightFailed
 from hetero_llm.plugin import Device, GroupSetup, GroupSpec, RankSpec, RootCausePattern
