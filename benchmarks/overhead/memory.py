@@ -51,8 +51,11 @@ def memories(serve_pid: int, status: dict[str, Any]) -> tuple[Memory, ...]:
 def _roles(serve_pid: int, status: dict[str, Any]) -> Iterator[tuple[int, str]]:
     gateway = psutil.Process(status["gateway"]["pid"])
     yield gateway.pid, "gateway"
-    yield gateway.ppid(), "gateway actor"
+    keeper = psutil.Process(gateway.ppid())
+    yield keeper.pid, "keeper"
+    yield keeper.ppid(), "gateway actor"
     for replica in status["replicas"]:
+        yield psutil.Process(replica["engine_pid"]).ppid(), "keeper"
         yield replica["actor_pid"], "replica actor"
     for pid in _tree(serve_pid):
         if "ray::Scheduler" in _title(pid):

@@ -57,25 +57,15 @@ class StopSignals:
         """Finish the block before a signal takes effect: half a started cluster could not be cleaned up.
 
         The signals are blocked and collected by a thread, not merely handled: `ray.init` puts a handler of its own in
-        place, in C++, that aborts the process. Ours is put back before they are let through again. It may run all the
-        same: threads that were there before, Ray's own for example, do not block, and one of them may get the signal.
+        place, in C++, that aborts the process. Ours is put back before they are let through again. Threads that were
+        there before, Ray's own for example, do not block; what one of them gets is told by the wake-up pipe, while
+        the handler itself waits for the main thread.
         """
         stopping_before = self.stopping
-        done = threading.Event()
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        _blocking.set()
-        self._deferring = True
-        collector = threading.Thread(target=self._collect, args=(done,))
-        collector.start()
         try:
-            yield
+            with _wakeups() as wakeups, self._collecting(wakeups):
+                yield
         finally:
-            done.set()
-            collector.join()
-            self._install()
-            _blocking.clear()
-            self._deferring = False
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             if self.stopping and not stopping_before:
                 raise Interrupted
 
@@ -87,13 +77,39 @@ class StopSignals:
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
 
-    def _collect(self, done: threading.Event) -> None:
+    @contextmanager
+    def _collecting(self, wakeups: int) -> Iterator[None]:
+        done = threading.Event()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        _blocking.set()
+        self._deferring = True
+        collector = threading.Thread(target=self._collect, args=(wakeups, done))
+        collector.start()
+        try:
+            yield
+        finally:
+            done.set()
+            collector.join()
+            self._install()
+            _blocking.clear()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            self._deferring = False
+            self._note_taken(wakeups)
+
+    def _collect(self, wakeups: int, done: threading.Event) -> None:
         while not done.is_set():
             if signal.sigtimedwait(STOP_SIGNALS, COLLECT_S) is not None:
                 self._note()
+            self._note_taken(wakeups)
+
+    def _note_taken(self, wakeups: int) -> None:
+        for number in _read_wakeups(wakeups):
+            if number in STOP_SIGNALS:
+                self._note()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._note() and not self._deferring:
+        # While deferring, the wake-up pipe has told of it already.
+        if not self._deferring and self._note():
             raise Interrupted
 
     def _note(self) -> bool:
@@ -102,3 +118,23 @@ class StopSignals:
         self.stopping = True
         render.say("stopping …" if first else "already stopping")
         return first
+
+
+@contextmanager
+def _wakeups() -> Iterator[int]:
+    """Yield a pipe that gets the number of every handled signal at once, whichever thread takes it."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+
+
+def _read_wakeups(reader: int) -> bytes:
+    try:
+        return os.read(reader, 4096)
+    except BlockingIOError:
+        return b""

@@ -99,8 +99,8 @@ class _Run:
             self.ending, self._ended_after_s = ending, time.monotonic() - self._started
 
     def terminate(self) -> None:
-        if self._child is not None and self._child.exit_code() is None:
-            self._child.process.terminate()
+        if self._child is not None:
+            self._child.terminate()
 
     def stop(self) -> None:
         if self._child is not None:

@@ -114,11 +114,9 @@ class GatewayReplica:
         os._exit(1)
 
     def _send(self, line: bytes) -> None:
-        stdin = self._child.process.stdin
-        assert stdin is not None
         with suppress(BrokenPipeError):  # the child died; _watch_child or the start deadline says so
-            stdin.write(line + b"\n")
-            stdin.flush()
+            self._child.stdin.write(line + b"\n")
+            self._child.stdin.flush()
 
     def _on_line(self, line: str) -> None:
         if not self._started.is_set() and line.startswith("{"):

@@ -1,11 +1,14 @@
 """Trees of real processes: nothing survives `stop`, and every line of output is seen."""
 
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 
 import psutil
+import pytest
 
 from hetero_llm.cluster.child import ChildProcess
 
@@ -21,6 +24,10 @@ def wait_for(condition, deadline_s=20.0):
     while not condition():
         assert time.monotonic() < end, "condition not met in time"
         time.sleep(0.02)
+
+
+def is_gone(process):
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_all_output_is_read_before_wait_returns():
@@ -46,7 +53,7 @@ def test_stop_ends_grandchildren_that_ignore_sigterm():
     wait_for(lambda: lines)
     grandchild = psutil.Process(int(lines[0]))
     child.stop(grace_s=0.2)
-    assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+    assert is_gone(grandchild)
     assert child.exit_code() is not None
 
 
@@ -59,11 +66,113 @@ def test_stop_ends_a_grandchild_whose_parent_died_before():
     child, lines = python(code, stdin=True)
     wait_for(lambda: lines)
     assert len(child.tree()) == 2
-    child.process.stdin.close()
-    child.wait(10.0)
     grandchild = psutil.Process(int(lines[0]))
+    child.stdin.close()
+    wait_for(lambda: child.tree() == (grandchild,))
     child.stop(grace_s=0.2)
-    assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+    assert is_gone(grandchild)
+
+
+# A tree of three: the middle one has a session of its own and is gone, the last one ignores what can be ignored.
+ORPHAN = (
+    "import os, signal, sys, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork():\n"
+    "        os._exit(0)\n"
+    "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "    print(os.getpid())\n"
+    "    time.sleep(600)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 11)", -11), ("os.kill(os.getpid(), 15)", -15)]
+)
+def test_a_tree_ends_with_its_root_and_the_way_it_did(end, code):
+    child, lines = python(f"{ORPHAN}input()\n{end}", stdin=True)
+    wait_for(lambda: lines)
+    orphan = psutil.Process(int(lines[0]))
+    child.stdin.write(b"\n")
+    child.stdin.flush()
+    assert child.wait(10.0) == code
+    assert is_gone(orphan)
+    child.stop(grace_s=0.2)
+
+
+def test_the_rest_of_a_tree_may_say_what_went_wrong_after_its_root_ended():
+    code = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    time.sleep(0.3)\n"
+        "    print('out of memory')\n"
+        "    os._exit(1)\n"
+        "os._exit(1)"
+    )
+    child, lines = python(code)
+    assert child.wait(10.0) == 1
+    assert lines == ["out of memory"]
+    child.stop(grace_s=0.2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_starter_that_is_killed_takes_the_whole_tree_along_without_anybodys_help(number):
+    starter = (
+        "import os, sys, time\n"
+        "from hetero_llm.cluster.child import ChildProcess\n"
+        f"tree = {ORPHAN + 'time.sleep(600)'!r}\n"
+        "child = ChildProcess([sys.executable, '-uc', tree], env=dict(os.environ), on_line=print)\n"
+        "print('program', child.pid)\n"
+        "time.sleep(600)"
+    )
+    # A session of its own: nothing but the keeper knows what belongs together.
+    argv = [sys.executable, "-uc", starter]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        said = sorted(process.stdout.readline().split() for _ in range(2))
+        orphan, program = (psutil.Process(int(words[-1])) for words in said)
+        kept = [orphan, program, program.parent()]
+        process.send_signal(number)
+    wait_for(lambda: all(map(is_gone, kept)), deadline_s=5.0)
+
+
+def test_a_keeper_that_is_killed_takes_the_program_along():
+    child, _ = python("import time; time.sleep(600)")
+    program = psutil.Process(child.pid)
+    program.parent().kill()
+    assert child.wait(5.0) == -signal.SIGKILL
+    wait_for(lambda: is_gone(program), deadline_s=5.0)
+    child.stop(grace_s=0.2)
+
+
+def test_a_program_that_cannot_be_started_is_an_error_of_the_starter(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        ChildProcess(["/no-such-program"], env={}, on_line=print)
+    with pytest.raises(PermissionError):
+        ChildProcess([str(tmp_path)], env={}, on_line=print)
+
+
+def test_the_child_has_the_environment_descriptors_and_signals_it_was_given():
+    reader, writer = os.pipe()
+    code = (
+        "import os, signal, sys\n"
+        f"os.write({writer}, b'x')\n"
+        "print(os.environ['HETERO_TEST'], sorted(os.listdir('/proc/self/fd'))[3:])\n"
+        "print([signal.getsignal(n) is signal.SIG_DFL for n in (15, 1, 17)], signal.pthread_sigmask(0, ()))"
+    )
+    lines = []
+    child = ChildProcess(
+        [sys.executable, "-uc", code],
+        env={**os.environ, "HETERO_TEST": "given"},
+        on_line=lines.append,
+        pass_fds=[writer],
+    )
+    assert child.wait(30.0) == 0
+    assert os.read(reader, 1) == b"x"
+    assert lines[0].startswith("given ")
+    assert lines[1] == "[True, True, True] set()"
+    for fd in (reader, writer):
+        os.close(fd)
+    child.stop(grace_s=0.2)
 
 
 def test_stop_twice_is_fine():

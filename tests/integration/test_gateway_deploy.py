@@ -131,7 +131,8 @@ def answering_schedulers(cluster):
 @pytest.mark.parametrize("victim", ["child", "actor"])
 def test_a_killed_gateway_comes_back_at_the_same_address(cluster, served, victim):
     child = child_of(served)
-    actor = child.parent()
+    actor = child.parent().parent()
+    assert "GatewayReplica" in actor.cmdline()[0]
     (child if victim == "child" else actor).kill()
     wait_for(lambda: is_gone(child.pid) and is_gone(actor.pid), deadline_s=5.0)
     wait_for(lambda: ask(served) == 200)
@@ -142,9 +143,11 @@ def test_a_replica_that_comes_back_gets_requests_without_anything_being_restarte
     (first,) = cluster.replicas(MODEL)
     gateway = child_of(served).pid
     psutil.Process(first.actor_pid).kill()
+    wait_for(lambda: is_gone(first.engine_pid))
+    statuses = [ask(served)]
+    wait_for(lambda: statuses.append(ask(served)) or statuses[-1] == 200)
+    assert set(statuses[:-1]) == {503}
     wait_for(lambda: first.replica not in {target.replica for target in cluster.table().targets}, PATIENCE_S)
-    assert ask(served) == 503
-    wait_for(lambda: ask(served) == 200)
     assert child_of(served).pid == gateway
 
 

@@ -40,9 +40,13 @@ def test_a_second_signal_is_told_that_the_end_is_under_way(capsys):
     assert capsys.readouterr().err.splitlines() == ["stopping …", "already stopping", "already stopping"]
 
 
-def run_deferred(step) -> None:
+def run_deferred(step, thread: threading.Thread | None = None) -> None:
+    """Run `step` deferred, after a signal to this process or to one `thread` of it."""
     with StopSignals() as signals, signals.deferred():
-        send(signal.SIGTERM)
+        if thread is None:
+            send(signal.SIGTERM)
+        else:
+            signal.pthread_kill(thread.ident, signal.SIGTERM)
         step()
 
 
@@ -53,16 +57,21 @@ def test_a_deferred_step_is_finished_before_the_signal_takes_effect():
     assert done == ["step"]
 
 
-def test_a_deferred_step_is_finished_although_another_thread_gets_the_signal():
-    done, end = [], threading.Event()
-    other = threading.Thread(target=end.wait)
-    other.start()  # before the signals are blocked, so that it does not block them, as Ray's threads do not
-    try:
-        with pytest.raises(Interrupted):
-            run_deferred(lambda: done.append(threading.Event().wait(0.2)))
-    finally:
-        end.set()
-        other.join()
+@pytest.fixture
+def thread_that_does_not_block():
+    """Another thread from before the signals are blocked: it does not block them, as Ray's threads do not."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    yield thread
+    end.set()
+    thread.join()
+
+
+def test_a_deferred_step_is_finished_although_another_thread_gets_the_signal(thread_that_does_not_block):
+    done = []
+    with pytest.raises(Interrupted):
+        run_deferred(lambda: done.append(threading.Event().wait(0.2)), thread_that_does_not_block)
     assert done == [False]
 
 
@@ -92,14 +101,23 @@ class Heard(io.StringIO):
         return length
 
 
-def test_signals_during_a_deferred_step_are_answered_at_once(monkeypatch):
+def answered_at_once(monkeypatch, thread=None) -> list[str]:
+    """Return what was said by the end of a deferred step that waits for the answer to a signal."""
     heard = Heard()
     monkeypatch.setattr(sys, "stderr", heard)
     answered = []
     with pytest.raises(Interrupted):
-        run_deferred(lambda: answered.append(heard.written.wait(10)))
+        run_deferred(lambda: answered.append(heard.written.wait(10)), thread)
     assert answered == [True]
-    assert heard.getvalue().startswith("stopping")
+    return heard.getvalue().splitlines()
+
+
+def test_signals_during_a_deferred_step_are_answered_at_once(monkeypatch):
+    assert answered_at_once(monkeypatch) == ["stopping …"]
+
+
+def test_a_signal_that_another_thread_gets_is_answered_at_once(monkeypatch, thread_that_does_not_block):
+    assert answered_at_once(monkeypatch, thread_that_does_not_block) == ["stopping …"]
 
 
 def test_children_of_a_deferred_step_can_still_be_stopped():

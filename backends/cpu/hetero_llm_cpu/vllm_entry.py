@@ -9,8 +9,8 @@ only does it for weights above 1 MiB: a smaller model's worker would die of an i
 And it gives the shared-memory objects of Python's multiprocessing names by which they can be found again when this
 engine is killed: a semaphore is not even mapped by the process that owns it.
 
-Last, a process of an engine that the core started dies with its parent. The core ends engines itself, and Ray reaps the
-process group of a killed actor; this is for the day when the actor, the raylet and all are killed at once.
+Last, a process of an engine that the core started dies with its parent. The core's keeper ends engines; this is for the
+day when actor, keeper and all are killed at once.
 
 All this happens at module level because vLLM spawns its workers: each child imports this module again before vLLM.
 """
