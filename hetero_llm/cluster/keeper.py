@@ -57,7 +57,8 @@ def main(life: int, cores: str, argv: list[str]) -> int:
 
 def _keep(root: int, life: int, woken: int) -> int:
     """Return how the program ended (negative for a signal); what is left of its tree may be killed then."""
-    ended = give_up = None
+    ended: int | None = None
+    give_up: float | None = None
     while ended is None or _wait_for_words(give_up):
         timeout_s = None if give_up is None else max(0.0, give_up - time.monotonic())
         readable, _, _ = select.select([life, woken], [], [], timeout_s)

@@ -117,21 +117,25 @@ def test_the_rest_of_a_tree_may_say_what_went_wrong_after_its_root_ended():
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_starter_that_is_killed_takes_the_whole_tree_along_without_anybodys_help(number):
+    # One write each: two threads speak.
     starter = (
         "import os, sys, time\n"
         "from hetero_llm.cluster.child import ChildProcess\n"
+        "def say(words): sys.stdout.write(f'{words}\\n')\n"
         f"tree = {ORPHAN + 'time.sleep(600)'!r}\n"
-        "child = ChildProcess([sys.executable, '-uc', tree], env=dict(os.environ), on_line=print)\n"
-        "print('program', child.pid)\n"
+        "child = ChildProcess([sys.executable, '-uc', tree], env=dict(os.environ), on_line=say)\n"
+        "say(f'program {child.pid}')\n"
         "time.sleep(600)"
     )
     # A session of its own: nothing but the keeper knows what belongs together.
     argv = [sys.executable, "-uc", starter]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        said = sorted(process.stdout.readline().split() for _ in range(2))
-        orphan, program = (psutil.Process(int(words[-1])) for words in said)
-        kept = [orphan, program, program.parent()]
-        process.send_signal(number)
+        try:
+            said = sorted((process.stdout.readline().split() for _ in range(2)), key=len)
+            orphan, program = (psutil.Process(int(words[-1])) for words in said)
+            kept = [orphan, program, program.parent()]
+        finally:
+            process.send_signal(number)
     wait_for(lambda: all(map(is_gone, kept)), deadline_s=5.0)
 
 
