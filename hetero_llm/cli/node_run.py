@@ -16,14 +16,14 @@ from hetero_llm.cli.machine import devices_text
 from hetero_llm.cli.signals import StopSignals
 from hetero_llm.cluster import state
 from hetero_llm.cluster.address import check_token, make_token, use_token, where
-from hetero_llm.cluster.health import HealthWatch
+from hetero_llm.cluster.health import HealthWatch, watch_nodes
 from hetero_llm.cluster.node_agent import NodeAgent, NodeStart, check_form, check_joinable, node_start
 from hetero_llm.cluster.session import attach, detach
 from hetero_llm.errors import ClusterUnreachable, NodeLost, UnknownKind, UsageError
-from hetero_llm.inventory.node import discover_kinds, local_address, local_inventories
+from hetero_llm.inventory.node import local_address, local_inventories
 from hetero_llm.inventory.override import node_name
 from hetero_llm.model import NodeInventory
-from hetero_llm.plugin import Backend, Discovery
+from hetero_llm.plugin import Backend
 from hetero_llm.plugin.manager import PluginManager, load_plugins
 
 NAME_MAX = 100
@@ -149,14 +149,8 @@ class _KeptNodes:
         self._told: set[str] = set()
 
     def start(self) -> Mapping[str, Any]:
-        from hetero_llm.cluster.nodes import republish_node
-
         self._start()
-        address = self.agent.address
-        self._health = HealthWatch(
-            self.agent.registered, _health_now, lambda node: republish_node(address, node), render.say
-        )
-        self._health.start()
+        self._health = watch_nodes(self.agent.registered, self.agent.address, render.say)
         return {"address": self.agent.address, "nodes": tuple(node.name for node in self._nodes)}
 
     def check(self) -> bool:
@@ -191,10 +185,6 @@ def _run(kept: _KeptNodes, token: Path | None) -> int:
     record = replace(record, temp_dir=kept.agent.root, token=str(token) if token else None)
     with StopSignals() as signals:
         return keep_up(kept, record, signals)
-
-
-def _health_now(kinds: Sequence[str]) -> Mapping[str, Discovery]:
-    return {kind: probe.discovery for kind, probe in discover_kinds(kinds).items()}
 
 
 def _tell_joined(nodes: Sequence[NodeStart]) -> None:

@@ -32,6 +32,7 @@ from hetero_llm.gateway.options import GatewayOptions
 from hetero_llm.model import NodeInventory, Plan, ReplicaState, ReplicaStatus, RoutingTable, from_data, to_data
 
 if TYPE_CHECKING:
+    from hetero_llm.cluster.health import HealthWatch
     from hetero_llm.cluster.pools import ModelDeployment
     from hetero_llm.cluster.session import Session
     from hetero_llm.plugin.manager import PluginManager
@@ -75,6 +76,7 @@ class Supervisor:
         self._display = display
         self._signals = signals
         self._session: Session | None = None
+        self._health: HealthWatch | None = None
         self._wanted: dict[str, Plan] = {}
         self._import = threading.Thread(target=importlib.import_module, args=("hetero_llm.gateway.deploy",))
         self._record = state.new_record(job.name, started_unix_s=time.time(), log=job.log)
@@ -109,11 +111,12 @@ class Supervisor:
         return self._ready_info(url)
 
     def watch(self) -> None:
-        """Tell about replicas that are lost or come back; return when the last model was deleted.
+        """Tell about replicas and devices that are lost or come back; return when the last model was deleted.
 
         Raises:
             ClusterUnreachable: the cluster does not answer any more.
         """
+        self._watch_devices()
         before, answered_s = self._snapshot(), time.monotonic()
         while before is None or self._served(before):
             time.sleep(WATCH_POLL_S)
@@ -129,6 +132,8 @@ class Supervisor:
         self._display.close()
         if self._import.is_alive():
             self._import.join()  # an import that the interpreter's end cuts off complains
+        if self._health is not None:
+            self._health.stop()
         session, self._session = self._session, None
         if session is None:
             return
@@ -207,6 +212,14 @@ class Supervisor:
                 deploy_model(self._session, deployment)
         with self._signals.deferred():
             return deploy_gateway(self._session, self._job.gateway)
+
+    def _watch_devices(self) -> None:
+        """Keep the cluster informed of this machine's devices, where no other command of ours does."""
+        from hetero_llm.cluster.health import watch_nodes
+        from hetero_llm.cluster.nodes import published_nodes
+
+        if self._session is not None and self._session.started_here:
+            self._health = watch_nodes(published_nodes().nodes, self._session.address, render.say)
 
     def _wait_until_ready(self) -> None:
         limit_s = max(request.start_timeout_s for request in self._job.requests) + START_GRACE_S

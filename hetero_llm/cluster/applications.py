@@ -33,7 +33,7 @@ KILL_S = 30.0
 POLL_S = 0.1
 
 START_ATTEMPTS = 3
-"""How often Serve starts a replica that has never been ready before it gives up."""
+"""How often at least Serve starts a replica that has never been ready before it gives up."""
 
 
 def start_serve() -> None:
@@ -97,7 +97,8 @@ def _application(pool: ConfiguredPool) -> serve.RunTarget:
         num_replicas=pool.replicas,
         ray_actor_options=options,
         **groups,
-        max_constructor_retry_count=START_ATTEMPTS,
+        # Serve gives up for good unless something of the deployment is changed; this restarts no replica.
+        max_constructor_retry_count=START_ATTEMPTS + pool.retries % 2,
         graceful_shutdown_timeout_s=STOP_DEADLINE_S,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=2.0,

@@ -1,21 +1,27 @@
-"""Empty a node without losing a request: Ray places nothing new there, and Serve moves the replicas away."""
+"""Empty a node without losing a request: Ray places nothing new there, and its replicas get successors elsewhere.
+
+Serve moves a replica to an equal device; where none is free, the reconciler starts its successor on another accelerator
+that was allowed. Either way the successor is ready before the replica leaves.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import msgspec
 
 from hetero_llm.cluster.deploy import snapshot
 from hetero_llm.cluster.nodes import note_drained, with_holders
-from hetero_llm.cluster.pools import ConfiguredModel, pools_now
+from hetero_llm.cluster.pools import ConfiguredModel, closed, pools_now
 from hetero_llm.cluster.ray_private import drain_node, head_id
 from hetero_llm.cluster.session import Session
 from hetero_llm.errors import DrainImpossible, NodeUnknown
+from hetero_llm.matrix import load_matrix
 from hetero_llm.model import NodeInventory, ReplicaState, ReplicaStatus
-from hetero_llm.scheduler.reconcile import places_lacking
+from hetero_llm.plugin.manager import load_plugins
+from hetero_llm.scheduler.reconcile import places_lacking, stranded
+from hetero_llm.scheduler.rules import rules_of
 
 POLL_S = 0.5
 
@@ -42,11 +48,11 @@ def drain(session: Session, name: str, *, force: bool, progress: Callable[[str],
             f"{name} is the head: the scheduler and the gateway live there, and the cluster ends with it",
             next=("hetero-llm stop MODEL", "hetero-llm drain NODE   # another one"),
         )
-    homeless = _homeless(session, node)
-    if homeless and not force:
+    stuck = _stranded(session, node)
+    if stuck and not force:
         raise DrainImpossible(
             f"{name} cannot be drained: "
-            + "; ".join(f"{count} of {app} has no other place" for app, count in homeless),
+            + "; ".join(f"{count} of {app} has no other place" for app, count in stuck.items()),
             next=("hetero-llm stop MODEL", "hetero-llm devices", f"hetero-llm drain {name} --force"),
         )
     assert node.ray_node_id is not None
@@ -54,7 +60,6 @@ def drain(session: Session, name: str, *, force: bool, progress: Callable[[str],
     drain_node(node.ray_node_id, "hetero-llm drain")
     said = None
     while left := _on(node, snapshot(session).replicas):
-        stuck = {app for app, _ in homeless}
         waited_for = [status for status in left if status.app not in stuck]
         text = ", ".join(f"{status.replica} {status.state.value}" for status in left)
         if text != said:
@@ -75,15 +80,25 @@ def _node(session: Session, name: str) -> NodeInventory:
     raise NodeUnknown(f"no living node is named {name!r}; there are: {known}", next=("hetero-llm node list",))
 
 
-def _homeless(session: Session, leaving: NodeInventory) -> list[tuple[str, int]]:
-    """Return application and number of the replicas on `leaving` that fit on no other node."""
+def _stranded(session: Session, leaving: NodeInventory) -> dict[str, int]:
+    """Return application to the number of its replicas on `leaving` that fit nowhere else, on whatever was allowed."""
     replicas = snapshot(session).replicas
     models = msgspec.json.decode(session.ask("models"), type=tuple[ConfiguredModel, ...])
-    nodes = with_holders(session.inventory().nodes, replicas)
-    without = tuple(replace(node, alive=node.alive and node.node != leaving.node) for node in nodes)
+    names = {leaving.node}
+    nodes = with_holders(closed(session.inventory().nodes, names), replicas)
+    pools = {model.entry.name: pools_now(model, replicas, nodes, names) for model in models}
+    rules = {backend.kind: rules_of(backend) for backend in load_plugins().backends()}
+    found: dict[str, int] = {}
+    for model in models:
+        own = pools[model.entry.name]
+        others = [pool for name, some in pools.items() if name != model.entry.name for pool in some]
+        if model.deployment is None:
+            found |= places_lacking(own, nodes)
+        else:
+            facts, wishes = model.deployment.plan.model, model.deployment.wishes
+            found |= stranded(facts, wishes, own, nodes, rules, load_matrix(), others)
     affected = {status.app for status in _on(leaving, replicas)}
-    lacking = [places_lacking(pools_now(model, replicas, without), without) for model in models]
-    return [(app, count) for found in lacking for app, count in found.items() if app in affected]
+    return {app: count for app, count in found.items() if app in affected}
 
 
 def _on(node: NodeInventory, replicas: Sequence[ReplicaStatus]) -> list[ReplicaStatus]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from hetero_llm.cluster.lease import holders
 from hetero_llm.errors import HeteroError
+from hetero_llm.inventory.node import discover_kinds
 from hetero_llm.inventory.quarantine import Quarantine
 from hetero_llm.model import Device, Health, NodeInventory
 from hetero_llm.plugin import Discovery
@@ -105,6 +106,19 @@ class HealthWatch:
                 self._tell(f"device health was not published: {error}")
             except Exception as error:  # noqa: BLE001 - whatever it was, the node must go on telling of its devices
                 self._tell(f"device health was not published: {type(error).__name__}: {error}")
+
+
+def watch_nodes(nodes: Sequence[NodeInventory], address: str, tell: Callable[[str], None]) -> HealthWatch:
+    """Watch this machine's `nodes`, published as they are, for the cluster at `address`; returns the running watch."""
+    from hetero_llm.cluster.nodes import republish_node
+
+    watch = HealthWatch(nodes, _read_now, lambda node: republish_node(address, node), tell)
+    watch.start()
+    return watch
+
+
+def _read_now(kinds: Sequence[str]) -> Mapping[str, Discovery]:
+    return {kind: probe.discovery for kind, probe in discover_kinds(kinds).items()}
 
 
 def _with_replicas(devices: Sequence[Device], held: Collection[str]) -> set[str]:

@@ -6,7 +6,7 @@ One pool per (model, kind, accelerator, tp, pp, nodes); each is a Serve applicat
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -18,6 +18,8 @@ from hetero_llm.scheduler.reconcile import Change, Pool
 
 _LIVING = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.DRAINING)
 """A draining replica too: where Serve wants fewer, fewer are wanted; what moves has its successor soon."""
+
+_LEAVING = "its node is told to leave"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +54,28 @@ class ConfiguredPool:
     Attributes:
         replicas: how many Serve is asked for.
         native: Ray resource that hands out the kind's device ids; None where devices are leased.
+        retries: how often Serve was told to try again after it had given up.
     """
 
     spec: ReplicaSpec
     replicas: int
     native: str | None
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredModel:
-    """A model somebody asked for. `deployment` is None only where nothing is ever changed by itself."""
+    """A model somebody asked for.
+
+    Attributes:
+        deployment: None only where nothing is ever changed by itself.
+        retiring: application to the number of its replicas that end once their successors elsewhere are ready.
+    """
 
     entry: ModelEntry
     pools: tuple[ConfiguredPool, ...] = ()
     deployment: ModelDeployment | None = None
+    retiring: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def apps(self) -> tuple[str, ...]:
@@ -103,18 +113,33 @@ def changed(model: ConfiguredModel, change: Change) -> ConfiguredModel:
         pools[app] = replace(pools[app], replicas=count)
     kinds = {*model.entry.kinds, *(pool.spec.kind for pool in pools.values())}
     entry = replace(model.entry, kinds=tuple(sorted(kinds)))
-    return replace(model, entry=entry, pools=tuple(pools.values()))
+    retiring = {app: count for app, count in {**model.retiring, **change.retiring}.items() if count > 0}
+    return replace(model, entry=entry, pools=tuple(pools.values()), retiring=retiring)
+
+
+def tried_again(model: ConfiguredModel, apps: Collection[str]) -> ConfiguredModel:
+    """Return `model` with one more attempt for the pools named in `apps`."""
+    pools = (replace(pool, retries=pool.retries + (pool.spec.app in apps)) for pool in model.pools)
+    return replace(model, pools=tuple(pools))
 
 
 def pools_now(
-    model: ConfiguredModel, replicas: Sequence[ReplicaStatus], nodes: Sequence[NodeInventory]
+    model: ConfiguredModel,
+    replicas: Sequence[ReplicaStatus],
+    nodes: Sequence[NodeInventory],
+    leaving: Collection[str] = (),
 ) -> tuple[Pool, ...]:
-    """Return the pools of `model` as they are wanted, and how many replicas of each live on living nodes."""
+    """Return the pools of `model` as they are wanted, and how many replicas of each live on living nodes.
+
+    Args:
+        leaving: names of the nodes that are told to leave.
+    """
     alive = {node.node for node in nodes if node.alive}
     pools = []
     for pool in model.pools:
         spec = pool.spec
-        living = [status for status in replicas if status.app == spec.app and status.state in _LIVING]
+        living = [one for one in replicas if one.app == spec.app and one.state in _LIVING and one.node in alive]
+        staying = [status for status in living if status.node not in leaving]
         pools.append(
             Pool(
                 app=spec.app,
@@ -125,10 +150,23 @@ def pools_now(
                 nodes=spec.nodes,
                 labels=spec.labels,
                 wanted=pool.replicas,
-                living=sum(status.node in alive for status in living),
+                living=len(living),
+                ready=sum(status.state is ReplicaState.READY for status in staying),
+                leaving=len(living) - len(staying),
+                retiring=model.retiring.get(spec.app, 0),
             )
         )
     return tuple(pools)
+
+
+def closed(nodes: Sequence[NodeInventory], leaving: Collection[str]) -> tuple[NodeInventory, ...]:
+    """Return `nodes`, where the devices of those named in `leaving` are nobody's place any more."""
+    return tuple(
+        replace(node, devices=tuple(replace(device, held_by=_LEAVING) for device in node.devices))
+        if node.node in leaving
+        else node
+        for node in nodes
+    )
 
 
 def app_name(replica: ReplicaPlan, model: str) -> str:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 import ray
 
 from hetero_llm.cluster.nodes import published_nodes, with_holders
-from hetero_llm.cluster.pools import ConfiguredModel, changed, pools_now
+from hetero_llm.cluster.pools import ConfiguredModel, changed, closed, pools_now, tried_again
 from hetero_llm.cluster.ray_private import draining_nodes, kv_delete, kv_get, kv_put
 from hetero_llm.cluster.registry import Registry
 from hetero_llm.matrix import load_matrix
-from hetero_llm.model import NodeInventory
+from hetero_llm.model import NodeInventory, ReplicaState
 from hetero_llm.plugin.manager import load_plugins
+from hetero_llm.scheduler.backoff import Backoff
 from hetero_llm.scheduler.reconcile import Change, Pool, next_change, places_lacking
 from hetero_llm.scheduler.rules import rules_of
 
@@ -32,7 +33,6 @@ ROUNDS = 3
 
 _NAMESPACE = "hetero-llm-reconciler"
 _UNFINISHED = "unfinished"
-_LEAVING = "its node is told to leave"
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class Reconciler:
         self._notify = notify
         self._rules = {backend.kind: rules_of(backend) for backend in load_plugins().backends()}
         self._found: dict[str, tuple[Change, int]] = {}
+        self._backoff = Backoff()
         self._changing = asyncio.Lock()
 
     async def run_forever(self) -> None:
@@ -71,26 +72,30 @@ class Reconciler:
         """Look once at every model that can change."""
         if not any(model.deployment is not None for model in self._registry.models()):
             return
-        nodes = await asyncio.to_thread(_nodes_now)
+        nodes, leaving = await asyncio.to_thread(_nodes_now)
         for name in [model.entry.name for model in self._registry.models()]:
             async with self._changing:
-                await self._look_at(name, with_holders(nodes, self._registry.table().replicas))
+                await self._look_at(name, with_holders(nodes, self._registry.table().replicas), leaving)
 
-    async def _look_at(self, name: str, nodes: Sequence[NodeInventory]) -> None:
+    async def _look_at(self, name: str, nodes: Sequence[NodeInventory], leaving: Collection[str]) -> None:
         # Read anew each time: while another model was changed this one may have been stopped.
         models = {model.entry.name: model for model in self._registry.models()}
         model, replicas = models.get(name), self._registry.table().replicas
         if model is None or model.deployment is None:
             return
-        pools = pools_now(model, replicas, nodes)
-        others = [pool for other in models.values() if other is not model for pool in pools_now(other, replicas, nodes)]
+        pools = pools_now(model, replicas, nodes, leaving)
+        rest = [other for other in models.values() if other is not model]
+        others = [pool for other in rest for pool in pools_now(other, replicas, nodes, leaving)]
         facts, wishes = model.deployment.plan.model, model.deployment.wishes
         change = await asyncio.to_thread(
             next_change, facts, wishes, pools, nodes, self._rules, load_matrix(), others=others
         )
-        self._note(name, pools, nodes)
+        errors = self._failing(pools, nodes)
+        self._note(name, pools, nodes, errors)
         if change is None:
             self._found.pop(name, None)
+            if due := {app for app in errors if self._backoff.due(app)}:
+                await self._try_again(model, due)
             return
         before, rounds = self._found.get(name, (None, 0))
         rounds = rounds + 1 if before == change else 1
@@ -108,23 +113,48 @@ class Reconciler:
         await asyncio.wrap_future(task.remote(msgspec.json.encode(models)).future())
         kv_delete(_NAMESPACE, _UNFINISHED)
 
-    def _note(self, name: str, pools: Sequence[Pool], nodes: Sequence[NodeInventory]) -> None:
+    async def _try_again(self, model: ConfiguredModel, apps: Collection[str]) -> None:
+        for app in apps:
+            _log.info("%s is tried again", app)
+            self._backoff.tried(app)
+        after = tried_again(model, apps)
+        self._save(after)
+        await self._ask_serve((after,))
+
+    def _failing(self, pools: Sequence[Pool], nodes: Sequence[NodeInventory]) -> dict[str, str]:
+        """Return application to what its replicas died of, for those that nobody starts although there is a place."""
+        died = {
+            status.app: str(status.error["message"])
+            for status in self._registry.table().replicas
+            if status.state is ReplicaState.FAILED and status.error is not None
+        }
+        lacking = places_lacking(pools, nodes)
+        errors = {}
+        for pool in pools:
+            if pool.ready >= pool.wanted:
+                self._backoff.well(pool.app)
+            elif pool.missing > 0 and pool.app in died and pool.app not in lacking:
+                errors[pool.app] = died[pool.app]
+        return errors
+
+    def _note(
+        self, name: str, pools: Sequence[Pool], nodes: Sequence[NodeInventory], errors: Mapping[str, str]
+    ) -> None:
         accelerators = {pool.app: pool.accelerator for pool in pools}
         lacking = places_lacking(pools, nodes)
         texts = [f"{count} of {app}: no free {accelerators[app]} on a living node" for app, count in lacking.items()]
+        for app, error in errors.items():
+            texts.append(f"{app} failed: {error}; it is tried again after {self._backoff.failing(app):.0f} s")
         if self._registry.note(name, "; ".join(texts) or None):
             self._notify()
 
 
-def _nodes_now() -> tuple[NodeInventory, ...]:
-    """Return the published nodes; devices of a node that is told to leave are nobody's place any more."""
-    leaving = draining_nodes()
-    return tuple(
-        replace(node, devices=tuple(replace(device, held_by=_LEAVING) for device in node.devices))
-        if node.ray_node_id in leaving
-        else node
-        for node in published_nodes().nodes
-    )
+def _nodes_now() -> tuple[tuple[NodeInventory, ...], frozenset[str]]:
+    """Return the published nodes, and the names of those that are told to leave."""
+    told = draining_nodes()
+    nodes = published_nodes().nodes
+    leaving = frozenset(node.node for node in nodes if node.ray_node_id in told)
+    return closed(nodes, leaving), leaving
 
 
 def _run_pools(models: bytes) -> None:

@@ -26,7 +26,7 @@ from hetero_llm.plugin import Backend, EngineSpec, RootCausePattern
 from hetero_llm.plugin.manager import PluginManager
 from hetero_llm.scheduler.resources import USABLE_HEALTH
 
-PLANNED_WAIT_S = 10.0
+WANTED_WAIT_S = 10.0
 """A killed predecessor keeps its devices until its engine is gone, some seconds at most."""
 
 DEVICE_WAIT_S = 30.0
@@ -52,10 +52,10 @@ class EngineShare:
         self._lease: DeviceLease | None = None
 
     def take_devices(self, plugins: PluginManager) -> Member:
-        """Hold this node's devices of the group: those Ray assigned, or leased ones, the planned first.
+        """Hold this node's devices of the group: those Ray assigned, ascending, or leased ones, the planned first.
 
         Raises:
-            DeviceBusy: too few are free, or Ray assigned others than the node has.
+            DeviceBusy: too few are free and usable, or Ray assigned others than the node has.
             NodeUnknown: this Ray node was not registered.
             UnknownKind: this node has no plugin for the kind.
         """
@@ -66,26 +66,36 @@ class EngineShare:
             for device in node.devices
             if device.accelerator == spec.accelerator and device.health in USABLE_HEALTH
         }
-        if backend.native_resource is not None:
-            # Leased as well: another cluster on this machine must not take them, nor leftovers stay behind.
-            wanted = tuple(device.uid for device in _assigned_devices(backend, tuple(usable.values()), count))
-            self._lease = DeviceLease.acquire(wanted, count, self._replica, deadline_s=DEVICE_WAIT_S)
+        if backend.native_resource is None:
+            # Ray may put more on a node than the plan had.
+            wanted = [uid for uid in spec.planned if uid in usable]
+            spare = True
         else:
-            self._lease = self._lease_of(tuple(usable), count)
-        devices = tuple(usable[uid] for uid in self._lease.uids)
-        self.member = Member(node=node.node, address=node.address, devices=devices)
+            # Leased as well: another cluster on this machine must not take them, nor leftovers stay behind.
+            assigned = _assigned_devices(backend, node.devices, count)
+            wanted = [device.uid for device in assigned if device.uid in usable]
+            # Ray hands out all of a node, also what has failed since or is of another type. Who gets such a device
+            # takes one that is neither, and whoever that was meant for does the same.
+            spare = len(usable) < len(node.devices)
+        others = [uid for uid in usable if uid not in wanted] if spare else []
+        self._lease = self._lease_of(wanted, others, count)
+        devices = [usable[uid] for uid in self._lease.uids]
+        if backend.native_resource is not None:
+            # Some vendors' runtimes do not accept ids in another order.
+            devices.sort(key=lambda device: device.index)
+        self.member = Member(node=node.node, address=node.address, devices=tuple(devices))
         return self.member
 
-    def _lease_of(self, usable: Sequence[str], count: int) -> DeviceLease:
-        """Lease planned devices, or others when those stay taken: Ray may put more on a node than the plan had."""
-        planned = tuple(uid for uid in self._spec.planned if uid in usable)
-        if len(planned) >= count:
+    def _lease_of(self, wanted: Sequence[str], others: Sequence[str], count: int) -> DeviceLease:
+        """Lease the devices that are wanted, or others too when those stay taken."""
+        if not others:
+            return DeviceLease.acquire(wanted, count, self._replica, deadline_s=DEVICE_WAIT_S)
+        if len(wanted) >= count:
             try:
-                return DeviceLease.acquire(planned, count, self._replica, deadline_s=PLANNED_WAIT_S)
+                return DeviceLease.acquire(wanted, count, self._replica, deadline_s=WANTED_WAIT_S)
             except DeviceBusy:
-                _log.info("%s: the planned devices are taken: %s", self._replica, ", ".join(planned))
-        rest = tuple(uid for uid in usable if uid not in planned)
-        return DeviceLease.acquire((*planned, *rest), count, self._replica, deadline_s=DEVICE_WAIT_S)
+                _log.info("%s: the wanted devices are taken: %s", self._replica, ", ".join(wanted))
+        return DeviceLease.acquire((*wanted, *others), count, self._replica, deadline_s=DEVICE_WAIT_S)
 
     def launch(self, engine: EngineSpec, plugins: PluginManager) -> EngineProcess:
         """Start the engine of this share; `take_devices` came before.
@@ -146,7 +156,7 @@ def free_port(address: str) -> int:
 
 
 def _assigned_devices(backend: Backend, devices: Sequence[Device], count: int) -> tuple[Device, ...]:
-    """Return the devices Ray assigned, ascending: Ray may say ``6,4``, which some vendors' runtimes do not accept."""
+    """Return the devices Ray assigned."""
     assert backend.native_resource is not None
     ids = ray.get_runtime_context().get_accelerator_ids().get(backend.native_resource, [])
     by_id = {name: device for device in devices for name in (str(device.index), device.uid)}
@@ -157,7 +167,7 @@ def _assigned_devices(backend: Backend, devices: Sequence[Device], count: int) -
             f"{','.join(str(device.index) for device in devices)} and the replica needs {count}",
             next=("hetero-llm devices", "hetero-llm status"),
         )
-    return tuple(sorted((by_id[name] for name in ids), key=lambda device: device.index))
+    return tuple(by_id[name] for name in ids)
 
 
 def _log_path(replica: str, node_rank: int) -> Path:

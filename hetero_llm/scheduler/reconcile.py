@@ -22,10 +22,13 @@ class Pool:
     """One Serve application of a model: equal replicas on one accelerator type.
 
     Attributes:
-        wanted: replicas Serve is asked for.
-        living: replicas, ready or not yet, on nodes that live.
         nodes: nodes of one replica's group.
         labels: what is asked of those nodes' labels.
+        wanted: replicas Serve is asked for.
+        living: replicas, ready or not yet, on nodes that live.
+        ready: those of the living that answer requests and stay.
+        leaving: those of the living whose node is told to leave.
+        retiring: those of the wanted that end as soon as their successors in other pools are ready.
     """
 
     app: str
@@ -37,6 +40,14 @@ class Pool:
     labels: Mapping[str, str] = field(default_factory=dict)
     wanted: int
     living: int
+    ready: int = 0
+    leaving: int = 0
+    retiring: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Replicas for which Serve has to find a place."""
+        return max(0, self.wanted - self.retiring - (self.living - self.leaving))
 
     @property
     def devices_per_node(self) -> int:
@@ -50,11 +61,13 @@ class Change:
 
     Attributes:
         counts: application to the number of replicas it should have from now on.
+        retiring: application to the number of those that end once their successors are ready.
         replicas: new replicas, each with its place.
         reason: one sentence for a person.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
+    retiring: Mapping[str, int] = field(default_factory=dict)
     replicas: tuple[ReplicaPlan, ...] = ()
     reason: str
 
@@ -75,27 +88,100 @@ def next_change(
         others: pools of other models; what Serve is about to use for them is not taken away.
     """
     living = [node for node in nodes if node.alive]
+    if retired := _retired(pools, living):
+        return retired
+    for move in _moves(facts, wishes, pools, nodes, rules, matrix, others):
+        if move.replicas:
+            return move.change()
     free = _reserved(living, (*pools, *others))
-    for pool in pools:
-        homeless = pool.wanted - pool.living - _places(pool, living)
-        wish = _wish_of(pool, wishes)
-        if homeless > 0 and wish is not None:
-            elsewhere = _without(free, pool.kind, pool.accelerator)
-            moved = make_plan(facts, replace(wish, replicas=homeless), elsewhere, rules, matrix).replicas
-            if moved:
-                reason = f"{len(moved)} of {pool.wanted} replicas of {pool.app} have no {pool.accelerator} left"
-                return Change(counts={pool.app: pool.wanted - len(moved)}, replicas=moved, reason=reason)
     for wish in wishes:
         if wish.replicas is None and (more := make_plan(facts, wish, free, rules, matrix).replicas):
             return Change(replicas=more, reason=f"{len(more)} more fit and as many as fit are wanted")
     return None
 
 
+def stranded(
+    facts: ModelFacts,
+    wishes: Sequence[PoolWish],
+    pools: Sequence[Pool],
+    nodes: Sequence[NodeInventory],
+    rules: Mapping[str, KindRules],
+    matrix: Matrix | None,
+    others: Sequence[Pool] = (),
+) -> dict[str, int]:
+    """Return application to the number of its replicas that no change can give a place; takes `next_change`'s args."""
+    moves = _moves(facts, wishes, pools, nodes, rules, matrix, others)
+    left = {move.pool.app: move.lacking - len(move.replicas) for move in moves}
+    return {app: count for app, count in left.items() if count > 0}
+
+
 def places_lacking(pools: Sequence[Pool], nodes: Sequence[NodeInventory]) -> dict[str, int]:
-    """Return application to the number of its replicas that have no place on the living nodes now."""
+    """Return application to the number of its replicas that have no place of their type on the living nodes now."""
     living = [node for node in nodes if node.alive]
-    lacking = {pool.app: pool.wanted - pool.living - _places(pool, living) for pool in pools}
+    lacking = {pool.app: pool.missing - _places(pool, living) for pool in pools}
     return {app: count for app, count in lacking.items() if count > 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Move:
+    """What becomes of a pool's replicas that have no place of their type any more.
+
+    Attributes:
+        lacking: how many these are.
+        replicas: their successors elsewhere, as many as fit.
+        lost: how many successors replace a replica that is gone; the others replace one of a leaving node.
+    """
+
+    pool: Pool
+    lacking: int
+    replicas: tuple[ReplicaPlan, ...]
+    lost: int
+
+    def change(self) -> Change:
+        pool, moved = self.pool, len(self.replicas)
+        return Change(
+            counts={pool.app: pool.wanted - self.lost} if self.lost else {},
+            retiring={pool.app: pool.retiring + moved - self.lost} if moved > self.lost else {},
+            replicas=self.replicas,
+            reason=f"{moved} of {pool.wanted} replicas of {pool.app} have no {pool.accelerator} left",
+        )
+
+
+def _moves(
+    facts: ModelFacts,
+    wishes: Sequence[PoolWish],
+    pools: Sequence[Pool],
+    nodes: Sequence[NodeInventory],
+    rules: Mapping[str, KindRules],
+    matrix: Matrix | None,
+    others: Sequence[Pool],
+) -> Iterator[_Move]:
+    """Yield a move for each pool that lacks places; a later one does not take what an earlier one was given."""
+    living = [node for node in nodes if node.alive]
+    free = _reserved(living, (*pools, *others))
+    lacking = places_lacking(pools, nodes)
+    for pool in pools:
+        count, wish = lacking.get(pool.app, 0), _wish_of(pool, wishes)
+        if count == 0:
+            continue
+        replicas: tuple[ReplicaPlan, ...] = ()
+        if wish is not None:
+            elsewhere = _without(free, pool.kind, pool.accelerator)
+            replicas = make_plan(facts, replace(wish, replicas=count), elsewhere, rules, matrix).replicas
+        lost = min(len(replicas), max(0, pool.wanted - pool.living))
+        yield _Move(pool=pool, lacking=count, replicas=replicas, lost=lost)
+        free = _taken(free, replicas)
+
+
+def _retired(pools: Sequence[Pool], living: Sequence[NodeInventory]) -> Change | None:
+    """Return the end of replicas whose successors are ready, or who are gone already."""
+    expected = sum(pool.wanted - pool.retiring for pool in pools) - sum(places_lacking(pools, living).values())
+    all_ready = sum(pool.ready for pool in pools) >= expected
+    for pool in pools:
+        if pool.retiring > 0 and (all_ready or pool.leaving == 0):
+            reason = f"{pool.retiring} of {pool.wanted} replicas of {pool.app} have their successors elsewhere"
+            return Change(counts={pool.app: pool.wanted - pool.retiring}, retiring={pool.app: 0}, reason=reason)
+    return None
 
 
 def _wish_of(pool: Pool, wishes: Sequence[PoolWish]) -> PoolWish | None:
@@ -142,12 +228,19 @@ def _without(nodes: Sequence[NodeInventory], kind: str, accelerator: str) -> tup
     return tuple(replace(node, devices=tuple(filter(keep, node.devices))) for node in nodes)
 
 
+def _taken(nodes: Sequence[NodeInventory], replicas: Sequence[ReplicaPlan]) -> tuple[NodeInventory, ...]:
+    """Return `nodes` without the devices planned for `replicas`."""
+    uids = {uid for replica in replicas for placement in replica.placement for uid in placement.devices}
+    return tuple(
+        replace(node, devices=tuple(device for device in node.devices if device.uid not in uids)) for node in nodes
+    )
+
+
 def _reserved(nodes: Sequence[NodeInventory], pools: Sequence[Pool]) -> tuple[NodeInventory, ...]:
     """Return `nodes` without the free devices that Serve is about to use for replicas it brings back."""
     needed: Counter[tuple[str, str]] = Counter()
     for pool in pools:
-        missing = max(0, pool.wanted - pool.living)
-        needed[pool.kind, pool.accelerator] += missing * pool.tp * pool.pp
+        needed[pool.kind, pool.accelerator] += pool.missing * pool.tp * pool.pp
     kept = []
     for node in nodes:
         devices = []

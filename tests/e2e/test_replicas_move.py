@@ -1,4 +1,4 @@
-"""Replicas that must leave: a drained node's go to an equal one first, a lost node's to whatever else was allowed."""
+"""Replicas that must leave: to an equal device or whatever else was allowed; a drained node's before it leaves."""
 
 import os
 import signal
@@ -59,27 +59,42 @@ def test_a_lost_nodes_replica_moves_to_another_kind_that_was_allowed(cluster):
     assert card["hetero"]["ready_by_kind"] == {"ascend": 0, "cuda": 1}
 
 
+def test_a_drained_nodes_replica_gets_its_successor_on_another_kind_first(cluster):
+    (first,) = cluster.ready()
+    cluster.join("npu-c", "ascend", **NPU)
+    cluster.wait(lambda: "npu-c" in cluster.alive())
+    with cluster.load() as load:
+        load.wait_for_more(20)
+        drained = cluster.box.run("drain", "gpu-a", timeout_s=120)
+        assert drained.returncode == 0, drained.stderr
+        assert f"{first} draining" in drained.stderr
+        load.wait_for_more(20)
+    assert load.failures() == []
+    assert list(cluster.ready().values()) == ["npu-c"]
+    assert cluster.nodes["gpu-a"].wait(90) == 0
+
+
 def test_a_node_that_is_named_wrongly_cannot_be_drained(cluster):
     refused = cluster.box.run("drain", "nobody")
     assert refused.returncode == 1
     assert "HL408" in refused.stderr
-    assert "gpu-a" in refused.stderr
+    assert "npu-c" in refused.stderr
 
 
 def test_a_label_that_was_asked_for_holds_also_when_the_replica_must_move(cluster, tiny_model):
     wanted = (str(tiny_model("tiny-mqa")), "--kind", "ascend", "--label", "rack=7", "--max-model-len", "512")
     refused = cluster.box.run("plan", *wanted)
     assert (refused.returncode, "rack=7 was asked for" in refused.stdout) == (1, True)
-    cluster.join("npu-c", "ascend", "--label", "rack=7", **NPU)
-    cluster.wait(lambda: "npu-c" in cluster.alive())
+    cluster.join("npu-d", "ascend", "--label", "rack=7", **NPU)
+    cluster.wait(lambda: "npu-d" in cluster.alive())
     labelled = cluster.box.serve(*wanted)
     labelled.wait_ready()
     assert labelled.url == cluster.serve.url, "one cluster, one address"
     assert f"this cluster has its gateway at {cluster.serve.url}" in labelled.log
-    cluster.join("npu-d", "ascend", **NPU)
-    cluster.wait(lambda: "npu-d" in cluster.alive())
-    kept = cluster.box.run("drain", "npu-c")
+    cluster.join("npu-e", "ascend", **NPU)
+    cluster.wait(lambda: "npu-e" in cluster.alive())
+    kept = cluster.box.run("drain", "npu-d")
     assert (kept.returncode, "HL412" in kept.stderr) == (1, True)
-    assert [r["node"] for r in labelled.replicas() if r["model"] == labelled.ready["models"][0]] == ["npu-c"]
+    assert [r["node"] for r in labelled.replicas() if r["model"] == labelled.ready["models"][0]] == ["npu-d"]
     labelled.interrupt()
     assert labelled.wait() == 130

@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add("--start-s", type=float, default=0.0, help="time before it listens")
     add("--hang", choices=("start", "health", "token"), help="stop there for ever")
     add("--die", choices=("start", "token"), help="end there with --exit-code")
+    add("--die-until", type=Path, help="end at the start until this file exists")
     add("--exit-code", type=int, default=1)
     add("--life-s", type=float, help="end with --exit-code after this time")
     add("--token-status", type=int, default=200, help="HTTP status of completions")
@@ -87,7 +88,8 @@ class Engine:
     def stop_at(self, place: str) -> None:
         if self.flags.hang == place:
             time.sleep(600)
-        if self.flags.die == place:
+        too_early = place == "start" and self.flags.die_until and not self.flags.die_until.exists()
+        if self.flags.die == place or too_early:
             self.die()
 
     def die(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetero_llm.model import Device, Health, ModelFacts, NodeInventory, PoolWish
-from hetero_llm.scheduler.reconcile import Pool, next_change, places_lacking
+from hetero_llm.scheduler.reconcile import Pool, next_change, places_lacking, stranded
 
 GIB = 1 << 30
 FACTS = ModelFacts(
@@ -42,9 +42,10 @@ def node(name, kind="cuda", accelerator="H100-80GB", count=2, *, held=(), alive=
     return NodeInventory(node=name, host=name, address="10.0.0.1", kind=kind, devices=devices, alive=alive)
 
 
-def pool(kind="cuda", accelerator="H100-80GB", *, wanted, living, tp=1, nodes=1):
+def pool(kind="cuda", accelerator="H100-80GB", *, wanted, living, tp=1, nodes=1, **counts):
     app = f"m-{kind}-{accelerator}-tp{tp}"
-    return Pool(app=app, kind=kind, accelerator=accelerator, tp=tp, pp=1, nodes=nodes, wanted=wanted, living=living)
+    shape = {"kind": kind, "accelerator": accelerator, "tp": tp, "pp": 1, "nodes": nodes}
+    return Pool(app=app, **shape, wanted=wanted, living=living, **counts)
 
 
 def change(wishes, pools, nodes, others=()):
@@ -152,3 +153,66 @@ def test_a_replica_does_not_move_onto_what_a_pool_of_its_own_model_gets_back():
     nodes = [node("a", alive=False), node("b", "ascend", "910B2", 1)]
     pools = [pool(wanted=1, living=0), pool("ascend", "910B2", wanted=1, living=0)]
     assert change([wish], pools, nodes) is None
+
+
+ANY = PoolWish(kinds=("cuda", "ascend"), replicas=1)
+GPUS, NPUS = "m-cuda-H100-80GB-tp1", "m-ascend-910B2-tp1"
+
+
+def test_a_leaving_nodes_replica_with_an_equal_place_is_left_to_serve():
+    pools = [pool(wanted=1, living=1, leaving=1)]
+    assert change([ANY], pools, [node("a", held=(0, 1)), node("b"), node("c", "ascend", "910B2")]) is None
+
+
+def test_a_leaving_nodes_replica_gets_its_successor_on_another_kind_before_anything_is_taken_away():
+    pools = [pool(wanted=1, living=1, leaving=1)]
+    found = change([ANY], pools, [node("a", held=(0, 1)), node("c", "ascend", "910B2")])
+    assert [(r.kind, r.placement[0].node) for r in found.replicas] == [("ascend", "c")]
+    assert (found.counts, found.retiring) == ({}, {GPUS: 1})
+
+
+def test_nothing_more_happens_until_the_successor_is_ready():
+    nodes = [node("a", held=(0, 1)), node("c", "ascend", "910B2", held=(0,))]
+    leaving = pool(wanted=1, living=1, leaving=1, retiring=1)
+    assert change([ANY], [leaving, pool("ascend", "910B2", wanted=1, living=0)], nodes) is None
+    assert change([ANY], [leaving, pool("ascend", "910B2", wanted=1, living=1)], nodes) is None
+    found = change([ANY], [leaving, pool("ascend", "910B2", wanted=1, living=1, ready=1)], nodes)
+    assert (found.counts, found.retiring, found.replicas) == ({GPUS: 0}, {GPUS: 0}, ())
+
+
+def test_another_replica_that_nobody_can_place_does_not_hold_up_the_move():
+    nodes = [node("a", held=(0, 1)), node("c", "ascend", "910B2", 1, held=(0,))]
+    pools = [
+        pool(wanted=1, living=1, leaving=1, retiring=1),
+        pool("ascend", "910B2", wanted=1, living=1, ready=1),
+        pool("cpu", "avx512", wanted=1, living=0),
+    ]
+    assert change([ANY], pools, nodes).counts == {GPUS: 0}
+
+
+def test_a_replica_that_died_before_its_successor_was_ready_is_not_brought_back():
+    nodes = [node("c", "ascend", "910B2", held=(0,)), node("d")]
+    pools = [pool(wanted=1, living=0, retiring=1), pool("ascend", "910B2", wanted=1, living=1)]
+    assert change([ANY], pools, nodes).counts == {GPUS: 0}
+
+
+def test_of_two_replicas_one_lost_and_one_leaving_both_get_successors_and_only_the_lost_one_is_given_up():
+    wish = PoolWish(kinds=("cuda", "ascend"), replicas=2)
+    found = change(
+        [wish], [pool(wanted=2, living=1, leaving=1)], [node("a", held=(0, 1)), node("c", "ascend", "910B2")]
+    )
+    assert len(found.replicas) == 2
+    assert (found.counts, found.retiring) == ({GPUS: 1}, {GPUS: 1})
+
+
+def left_behind(wishes, pools, nodes):
+    return stranded(FACTS, wishes, pools, nodes, {}, None)
+
+
+def test_stranded_are_those_that_fit_on_nothing_that_was_allowed():
+    pools = [pool(wanted=1, living=1, leaving=1), pool("ascend", "910B2", wanted=2, living=2, leaving=2)]
+    nodes = [node("a", held=(0, 1)), node("b", "ascend", "910B2", held=(0, 1))]
+    wishes = [PoolWish(kinds=("cuda", "cpu"), replicas=1), PoolWish(kinds=("ascend", "cpu"), replicas=2)]
+    assert left_behind(wishes, pools, nodes) == {GPUS: 1, NPUS: 2}
+    assert left_behind(wishes, pools, [*nodes, node("c", "cpu", "avx512", 2)]) == {NPUS: 1}
+    assert left_behind(wishes, pools, [*nodes, node("c", "cpu", "avx512", 3)]) == {}
