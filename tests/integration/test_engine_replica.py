@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from local_cluster import is_gone, local_cluster, wait_for
+from local_cluster import is_gone, kill_scheduler, local_cluster, ray, scheduler_pids, wait_for
 
 from hetero_llm.cluster.deploy import delete_model
 from hetero_llm.cluster.lease import holders
@@ -74,6 +74,38 @@ def test_a_start_that_fails_stays_visible_with_its_root_cause(cluster, model):
     assert {status.error["code"] for status in failed} == {"HL501"}
     assert {status.error["message"] for status in failed} == {"head size 16 is not one"}
     assert all(is_gone(status.engine_pid) for status in failed)
+
+
+def test_a_start_that_serve_gave_up_is_tried_again_and_people_are_told_why_and_when(cluster, model):
+    repaired = cluster.box.root / "repaired"
+    flags = ("--die-until", repaired, "--say", "ValueError: no kernel for head size 16")
+    cluster.deploy(model, ("stub-0",), flags=flags)
+    (app,) = {status.app for status in cluster.wait_replicas(model, bool)}
+    wait_for(lambda: ray.serve.status().applications[app].status == "DEPLOY_FAILED")
+    told = f"{app} failed: head size 16 is not one; it is tried again after 15 s"
+    wait_for(lambda: cluster.table().notes.get(model) == told)
+    repaired.touch()
+    cluster.wait_replicas(model, lambda seen: any(status.state is ReplicaState.READY for status in seen))
+    wait_for(lambda: model not in cluster.table().notes)
+
+
+def test_a_replica_that_dies_while_the_scheduler_is_away_leaves_no_phantom(cluster, model):
+    cluster.deploy(model, ("stub-0",), ("stub-1",))
+    before = cluster.wait_replicas(model, all_ready(2))
+    kill_scheduler(cluster.session)
+    psutil.Process(before[0].actor_pid).kill()
+    wait_for(lambda: len(scheduler_pids(cluster.session)) == 1)
+    after = cluster.wait_replicas(
+        model, lambda seen: all_ready(2)(seen) and before[0].replica not in {status.replica for status in seen}
+    )
+    assert before[1].replica in {status.replica for status in after}
+    targets = {target.replica for target in cluster.table().targets if target.model == model}
+    assert targets == {status.replica for status in after}
+    held = {device.uid: device.held_by for device in cluster.session.inventory().nodes[0].devices}
+    assert held == {uid: status.replica for status in after for uid in status.devices} | {
+        "stub-2": None,
+        "stub-3": None,
+    }
 
 
 def test_a_killed_engine_is_named_and_replaced(cluster, model):
