@@ -22,7 +22,7 @@ test: setup ## Run the whole suite: make test ARGS="-k gateway"
 	@scripts/test.sh $(ARGS)
 
 unit: setup ## Run the unit tests only
-	@$(BIN)/python -m pytest tests/unit $(ARGS)
+	@$(BIN)/python -m pytest tests/unit -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: setup ## Measure the start, the overhead of the gateway, and simulated engines; see benchmarks/README.md
 	@$(BIN)/python -m benchmarks.startup

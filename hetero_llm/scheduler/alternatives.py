@@ -66,6 +66,8 @@ def _over_nodes(cells: Sequence[Cell], facts: ModelFacts, wish: PoolWish) -> str
     if not other.replicas:
         return None
     shape = other.spans[0].demand.shape if other.spans else next(o.demand.shape for o in other.offers if o.groups)
+    # One shape for all: with flags, no cell chooses its own.
+    other = _try(cells, facts, replace(wish, tp=shape.tp, pp=shape.pp))
     fewer = f" --replicas {other.replicas}" if other.missing else ""
     return f"{_flags(shape, wish)}{fewer} would fit: {_where(other)}"
 

@@ -20,10 +20,15 @@ import pytest
 from hetero_llm_cpu.plugin import CpuBackend
 
 from hetero_llm.matrix import load_matrix
+from hetero_llm.model import NodeInventory, PoolWish, ReplicaPlan
+from hetero_llm.models.facts import read_facts
 from hetero_llm.plugin import API_VERSION, Device, EngineLaunch, EngineSpec, GroupSetup, GroupSpec, RankSpec
 from hetero_llm.plugin.rootcause import find_root_cause
+from hetero_llm.scheduler.planner import make_plan, rules_of
 
 MAKER = Path(__file__).parents[1] / "support" / "tiny_models.py"
+KV_BYTES = (1 << 27) + 12_345
+"""No whole number of blocks."""
 READY_DEADLINE_S = 240
 EXIT_DEADLINE_S = 60
 
@@ -232,22 +237,37 @@ def spec_of(model: Path, devices: tuple[Device, ...], port: int, *flags: str) ->
         host="127.0.0.1",
         port=port,
         max_model_len=512,
-        kv_cache_bytes=1 << 27,
+        kv_cache_bytes=KV_BYTES,
         extra_args=flags,
     )
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a single KV head, which each of two ranks has a copy of."""
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    subprocess.run([sys.executable, str(MAKER), "tiny-qwen2", str(folder)], check=True, timeout=120)
+    subprocess.run([sys.executable, str(MAKER), "tiny-mqa", str(folder)], check=True, timeout=120)
     return folder
 
 
 @pytest.fixture(scope="module")
-def running(tiny: Path, devices: tuple[Device, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def planned(tiny: Path, devices: tuple[Device, ...]) -> ReplicaPlan:
+    node = NodeInventory(node="here", host="here", address="127.0.0.1", kind="cpu", devices=devices)
+    wish = PoolWish(kinds=("cpu",), tp=min(2, len(devices)), max_model_len=512, kv_cache_bytes=KV_BYTES)
+    facts = read_facts(tiny, "tiny", "tiny")
+    plan = make_plan(facts, wish, [node], {"cpu": rules_of(CpuBackend())}, load_matrix())
+    assert plan.feasible, plan.rejections
+    return plan.replicas[0]
+
+
+@pytest.fixture(scope="module")
+def running(
+    tiny: Path, devices: tuple[Device, ...], planned: ReplicaPlan, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
     port = free_port()
-    launch = CpuBackend().engine(spec_of(tiny, devices[:1], port))
+    by_uid = {device.uid: device for device in devices}
+    held = tuple(by_uid[uid] for uid in planned.placement[0].devices)
+    launch = CpuBackend().engine(spec_of(tiny, held, port))
     engine = Engine(launch, port, tmp_path_factory.mktemp("engine"))
     try:
         engine.complete("hello", 1)
@@ -275,7 +295,14 @@ def test_the_log_shows_every_phase_in_order_and_the_kv_cache(running: Engine) ->
     log = running.log.read_text().splitlines()
     places = [next(i for i, line in enumerate(log) if m.pattern.search(line)) for m in running.launch.phases]
     assert places == sorted(places)
-    assert any(fact.pattern.search(line) for line in log for fact in running.launch.facts)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_the_engine_reports_the_cache_that_was_planned(running: Engine, planned: ReplicaPlan) -> None:
+    (fact,) = [fact for fact in running.launch.facts if fact.name == "kv_tokens"]
+    (found,) = {match[1] for match in map(fact.pattern.search, running.log.read_text().splitlines()) if match}
+    assert planned.kv_tokens == pytest.approx(int(found.replace(",", "")), rel=0.05)
 
 
 @pytest.mark.vllm

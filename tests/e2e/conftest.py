@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from greedy import SIZES, greedy
 from sandbox import Sandbox
 
 SUPPORT = Path(__file__).parent.parent / "support"
@@ -45,3 +46,21 @@ def module_sandbox(model_cache, request):
     box = Sandbox(model_cache, engines=runs_engines(request))
     yield box
     box.close()
+
+
+@pytest.fixture(scope="session")
+def on_one_device(model_cache, tiny_model):
+    """What a real engine on one core says of tiny-qwen2: its greedy tokens, and the replica's status."""
+    box = Sandbox(model_cache)
+    try:
+        env = {"HETERO_LLM_CPU_CORES_PER_DEVICE": "1"}
+        serve = box.serve(str(tiny_model("tiny-qwen2")), "--kind", "cpu", "--tp", "1", *SIZES, env=env)
+        serve.wait_ready()
+        (replica,) = serve.replicas()
+        tokens = greedy(serve)
+        serve.interrupt()
+        assert serve.wait() == 130
+        assert box.leftovers() == []
+    finally:
+        box.close()
+    return tokens, replica

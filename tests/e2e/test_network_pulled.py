@@ -11,7 +11,7 @@ import pytest
 from namespaces import hosts
 from sandbox import within
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.waits, pytest.mark.timeout(600)]
 
 LOAD = Path(__file__).parents[1] / "support" / "steady_load.py"
 NAMES = ("h0", "h1", "h2", "h3")

@@ -216,23 +216,8 @@ def test_a_second_serve_on_the_same_port_is_refused_at_once(serve, module_sandbo
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second CPU core")
-def test_a_second_serve_joins_the_cluster_and_takes_only_its_own_model_away(serve, client, module_sandbox, tiny_model):
-    (record,) = (module_sandbox.root / "state" / "serve").glob("*.json")
-    address = json.loads(record.read_text())["address"]
-    sizes = ("--max-model-len", "512", "--kv-cache-bytes", "64MiB")
-    joined = module_sandbox.serve(str(tiny_model("tiny-qwen2")), "--kind", "cpu", "--address", address, *sizes)
-    assert joined.wait_ready()["url"] == serve.url
-    assert {entry.id for entry in client.models.list().data} == {MODEL, "tiny-qwen2"}
-    assert client.completions.create(model="tiny-qwen2", prompt="7 8 9", max_tokens=3).usage.completion_tokens == 3
-    joined.interrupt()
-    assert joined.wait() == 130
-    assert [entry.id for entry in client.models.list().data] == [MODEL]
-    assert "Paris" in ask(client).choices[0].message.content
-
-
 def test_a_killed_gateway_is_back_at_the_same_address(serve, client, module_sandbox):
-    (gateway,) = [p for p in module_sandbox.processes() if "hetero_llm.gateway" in " ".join(p.cmdline())]
+    (gateway,) = [p for p in module_sandbox.processes() if p.cmdline()[1:] == ["-m", "hetero_llm.gateway"]]
     gateway.kill()
     end = time.monotonic() + 60
     answer, refused = None, set()

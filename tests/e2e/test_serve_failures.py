@@ -94,20 +94,13 @@ def test_a_killed_serve_leaves_no_engine_and_the_next_command_tidies_up(sandbox,
     assert [thing for thing in sandbox.leftovers() if not thing.startswith("process")] == []
 
 
+SIMULATED = ("--kind", "sim", "--max-model-len", "512", "--address", "local")
+SIM_DEVICE = {"HETERO_LLM_SIM_DEVICES": "fast=1", "HETERO_LLM_SIM_NODE": "mine"}
+
+
 def test_a_detached_serve_is_ready_when_the_command_returns_and_ends_with_stop(sandbox, tiny_model):
-    done = sandbox.run(
-        "serve",
-        str(tiny_model("tiny-qwen2")),
-        "--kind",
-        "cpu",
-        *SIZES,
-        "--port",
-        "0",
-        "--detach",
-        "-o",
-        "json",
-        timeout_s=280.0,
-    )
+    words = (str(tiny_model("tiny-qwen2")), *SIMULATED, "--port", "0", "--detach", "-o", "json")
+    done = sandbox.run("serve", *words, timeout_s=280.0, **SIM_DEVICE)
     assert done.returncode == 0, done.stderr
     ready = json.loads(done.stdout)["data"]
     status = sandbox.json("status")
@@ -119,9 +112,7 @@ def test_a_detached_serve_is_ready_when_the_command_returns_and_ends_with_stop(s
 
 def test_a_signal_to_all_its_processes_at_once_ends_it_and_leaves_nothing(sandbox, tiny_model):
     """What systemd does by default, and `timeout`: Ray's processes end before they can be asked anything."""
-    env = {"HETERO_LLM_SIM_DEVICES": "fast=1", "HETERO_LLM_SIM_NODE": "mine"}
-    words = ("--kind", "sim", "--max-model-len", "512", "--address", "local")
-    serve = sandbox.serve(str(tiny_model("tiny-qwen2")), *words, env=env)
+    serve = sandbox.serve(str(tiny_model("tiny-qwen2")), *SIMULATED, env=SIM_DEVICE)
     serve.wait_ready()
     os.killpg(serve.process.pid, signal.SIGTERM)
     assert serve.wait(50.0) == 130

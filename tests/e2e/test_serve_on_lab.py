@@ -14,14 +14,12 @@ nodes:
 """
 
 
-@pytest.fixture
-def lab(sandbox):
-    (sandbox.root / "lab.yaml").write_text(LAB)
-    up = sandbox.run("lab", "up", str(sandbox.root / "lab.yaml"), timeout_s=200.0)
+@pytest.fixture(scope="module")
+def lab(module_sandbox):
+    (module_sandbox.root / "lab.yaml").write_text(LAB)
+    up = module_sandbox.run("lab", "up", str(module_sandbox.root / "lab.yaml"), timeout_s=200.0)
     assert up.returncode == 0, up.stderr
-    yield sandbox
-    sandbox.run("lab", "down")
-    assert sandbox.leftovers() == []
+    return module_sandbox
 
 
 def listens(port):
@@ -41,15 +39,6 @@ def test_it_joins_by_itself_and_takes_its_gateway_along_when_it_ends(lab, tiny_m
     assert all(node["alive"] for node in lab.json("node", "list")["nodes"])
 
 
-def test_ending_the_lab_ends_what_is_served_on_it_in_order(lab, tiny_model):
-    serve = lab.serve(str(tiny_model("tiny-qwen2")), "--kind", "sim", "--max-model-len", "512")
-    serve.wait_ready()
-    down = lab.run("lab", "down")
-    assert down.returncode == 0, down.stderr
-    assert serve.wait() == 130
-    assert "failed" not in serve.log
-
-
 def test_a_model_that_is_served_already_is_refused_and_the_first_goes_on(lab, tiny_model):
     words = (str(tiny_model("tiny-qwen2")), "--max-model-len", "512")
     serve = lab.serve(*words, "--kind", "ascend")
@@ -57,6 +46,31 @@ def test_a_model_that_is_served_already_is_refused_and_the_first_goes_on(lab, ti
     second = lab.run("serve", *words, "--kind", "sim", "--port", "0", "-o", "json")
     assert (second.returncode, json.loads(second.stdout)["error"]["code"]) == (1, "HL410")
     assert [(replica["kind"], replica["state"]) for replica in serve.replicas()] == [("ascend", "ready")]
+    serve.interrupt()
+    assert serve.wait() == 130
+
+
+def test_a_second_serve_shares_the_address_and_takes_only_its_own_model_away(lab, tiny_model):
+    def models():
+        with serve.client() as client:
+            return {entry["id"] for entry in client.get("/v1/models").json()["data"]}
+
+    def answers(model):
+        with serve.client() as client:
+            body = {"model": model, "prompt": "7 8 9", "max_tokens": 3}
+            return client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
+
+    serve = lab.serve(str(tiny_model("tiny-qwen2")), "--kind", "ascend", "--max-model-len", "512")
+    serve.wait_ready()
+    joined = lab.serve(str(tiny_model("tiny-mqa")), "--kind", "sim", "--max-model-len", "512")
+    assert joined.wait_ready()["url"] == serve.url
+    assert models() == {"tiny-qwen2", "tiny-mqa"}
+    assert answers("tiny-qwen2")
+    assert answers("tiny-mqa")
+    joined.interrupt()
+    assert joined.wait() == 130
+    assert models() == {"tiny-qwen2"}
+    assert answers("tiny-qwen2")
     serve.interrupt()
     assert serve.wait() == 130
 
@@ -71,3 +85,14 @@ def test_a_local_cluster_can_be_asked_for_although_there_is_a_lab(lab, tiny_mode
     assert (done.returncode, "2 clusters run on this machine" in done.stderr) == (1, True)
     serve.interrupt()
     assert serve.wait() == 130
+
+
+def test_ending_the_lab_ends_what_is_served_on_it_in_order_and_leaves_nothing(lab, tiny_model):
+    # The last of this module: it ends the lab the other tests use.
+    serve = lab.serve(str(tiny_model("tiny-qwen2")), "--kind", "sim", "--max-model-len", "512")
+    serve.wait_ready()
+    down = lab.run("lab", "down")
+    assert down.returncode == 0, down.stderr
+    assert serve.wait() == 130
+    assert "failed" not in serve.log
+    assert lab.leftovers() == []

@@ -5,6 +5,7 @@ import time
 from itertools import combinations
 
 import pytest
+from greedy import SIZES, assert_same, greedy
 from sandbox import engine_tree
 
 pytestmark = [
@@ -15,40 +16,31 @@ pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPU cores"),
 ]
 
-PROMPTS = ("A pool of unequal", "The router sends each", "Count from one", "7 8 9")
 ONE_CORE_EACH = {"HETERO_LLM_CPU_CORES_PER_DEVICE": "1"}
-SIZES = ("--max-model-len", "512", "--kv-cache-bytes", "64MiB")
 
 
-def greedy(serve, name):
-    """Return per prompt the greedy token ids and their log-probabilities."""
-    results = []
-    with serve.client() as client:
-        for prompt in PROMPTS:
-            body = {"model": name, "prompt": prompt, "temperature": 0, "max_tokens": 32, "logprobs": 1}
-            answer = client.post("/v1/completions", json={**body, "return_token_ids": True})
-            assert answer.status_code == 200, answer.text
-            choice = answer.json()["choices"][0]
-            results.append((choice["token_ids"], choice["logprobs"]["token_logprobs"]))
-    return results
+def planned_kv_tokens(sandbox, folder, tp):
+    words = ("plan", folder, "--kind", "cpu", "--tp", str(tp), *SIZES)
+    (replica,) = sandbox.json(*words, **ONE_CORE_EACH)["replicas"]
+    return replica["kv_tokens"]
 
 
-def test_tp2_gives_the_greedy_tokens_of_tp1(sandbox, tiny_model):
-    folder = tiny_model("tiny-qwen2")
-    results = {}
-    for tp in ("1", "2"):
-        serve = sandbox.serve(str(folder), "--kind", "cpu", "--tp", tp, *SIZES, env=ONE_CORE_EACH)
-        serve.wait_ready()
-        (replica,) = serve.replicas()
-        assert (replica["tp"], len(replica["devices"])) == (int(tp), int(tp))
-        results[tp] = greedy(serve, serve.ready["models"][0])
-        serve.interrupt()
-        assert serve.wait() == 130
-        assert sandbox.leftovers() == []
-    for (tokens_1, logprobs_1), (tokens_2, logprobs_2) in zip(results["1"], results["2"], strict=True):
-        assert len(tokens_1) == 32
-        assert tokens_1 == tokens_2
-        assert logprobs_1 == pytest.approx(logprobs_2, abs=0.05)
+def test_tp2_gives_the_greedy_tokens_of_tp1_and_both_have_the_cache_that_was_planned(
+    sandbox, tiny_model, on_one_device
+):
+    folder = str(tiny_model("tiny-qwen2"))
+    serve = sandbox.serve(folder, "--kind", "cpu", "--tp", "2", *SIZES, env=ONE_CORE_EACH)
+    serve.wait_ready()
+    (pair,) = serve.replicas()
+    tokens = greedy(serve)
+    serve.interrupt()
+    assert serve.wait() == 130
+    assert sandbox.leftovers() == []
+    expected, single = on_one_device
+    assert_same(expected, tokens)
+    for replica, tp in ((single, 1), (pair, 2)):
+        assert (replica["tp"], len(replica["devices"])) == (tp, tp)
+        assert planned_kv_tokens(sandbox, folder, tp) == pytest.approx(replica["kv_tokens"], rel=0.05)
 
 
 def test_two_replicas_hold_disjoint_cores_and_a_third_is_refused(sandbox, tiny_model):

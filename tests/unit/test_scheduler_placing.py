@@ -177,6 +177,16 @@ def test_fewer_replicas_over_nodes_are_offered_when_not_all_fit():
     assert made.alternatives[0].startswith("--tp 1 --pp 2 --replicas 1 would fit: 1 replica of TP 1 x PP 2")
 
 
+def test_the_shape_that_is_offered_is_one_for_all_replicas():
+    facts = dataclasses.replace(QWEN_32B, max_model_len=8192)
+    # The one takes TP 1, the other only TP 2: with flags both replicas have the same.
+    nodes = node("a", "cuda", "H100-80GB", 1, 80), node("b", "ascend", "910B2", 2, 40)
+    made = plan(facts, PoolWish(tp=None, pp=3, replicas=2), *nodes)
+    (offered,) = (text for text in made.alternatives if text.startswith("--tp"))
+    assert offered == "--tp 2 --pp 1 --replicas 1 would fit: 1 replica of TP 2 on b (ascend 910B2)"
+    assert plan(facts, PoolWish(tp=2, pp=1, replicas=1), *nodes).feasible
+
+
 def test_a_group_never_spans_kinds_or_accelerators():
     nodes = [
         node("a", "cuda", "H100-80GB", 2, 80),
