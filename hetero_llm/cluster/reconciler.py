@@ -67,6 +67,8 @@ class Reconciler:
             for model in self._registry.models():
                 if model.entry.name in names:
                     self._save(replace(model, deployment=None))
+                    for app in model.apps:
+                        self._backoff.well(app)
 
     async def look(self) -> None:
         """Look once at every model that can change."""

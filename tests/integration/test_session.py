@@ -13,6 +13,9 @@ from local_cluster import is_gone, local_cluster, local_place, ray
 from stub_backend import SUPPORT
 
 from hetero_llm.cluster import state
+from hetero_llm.cluster.health import watch_nodes
+from hetero_llm.cluster.nodes import published_nodes, republish_node
+from hetero_llm.model import Health
 
 pytestmark = pytest.mark.ray
 
@@ -164,6 +167,23 @@ def test_the_token_is_readable_by_its_owner_only(cluster):
     token = Path(cluster.session.temp_dir) / "token"
     assert token.stat().st_mode & 0o077 == 0
     assert len(token.read_text()) == 64
+
+
+def test_a_device_that_is_gone_is_told_to_the_cluster_and_to_people(cluster):
+    def health():
+        return {device.health for node in cluster.session.inventory().nodes for device in node.devices}
+
+    (node,) = published_nodes().nodes
+    told = []
+    watch = watch_nodes((node,), cluster.session.address, told.append)
+    try:
+        assert health() == {Health.OK}
+        watch.look()  # the stub's discovery finds nothing
+        assert health() == {Health.FAILED}
+        assert told[0] == "node here: stub s1 0 (stub-0) was ok, is failed"
+    finally:
+        watch.stop()
+        republish_node(cluster.session.address, node)
 
 
 def test_a_second_cluster_with_a_starting_engine_ends_soon_and_does_not_disturb_the_first(cluster):
