@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hetero_llm.cli import render
-from hetero_llm.cli.options import Verb, address_option, choice_options, file_option, output_option
+from hetero_llm.cli.options import (
+    ENGINE_ARGS,
+    EngineVerb,
+    address_option,
+    choice_options,
+    file_option,
+    output_option,
+)
 from hetero_llm.cli.requests import Choices, ModelRequest, model_requests
 from hetero_llm.errors import ExitCode, PlanInfeasible
 from hetero_llm.model import NodeInventory, to_data
@@ -17,7 +24,7 @@ if TYPE_CHECKING:
     from hetero_llm.plugin.manager import PluginManager
 
 
-@click.command(cls=Verb)
+@click.command(cls=EngineVerb)
 @click.argument("model")
 @file_option
 @choice_options
@@ -29,17 +36,18 @@ if TYPE_CHECKING:
 )
 @address_option
 @output_option
-def command(model: str, output: render.Format, **given: Any) -> int:
+@click.pass_context
+def command(ctx: click.Context, /, model: str, output: render.Format, **given: Any) -> int:
     """Show where a model would go, and why not elsewhere.
 
-    Takes the same choices as serve. Exit code 1 when it does not fit. Uses the running cluster if there is one, else
+    Takes the same choices as serve, words for the engine after `--` too. Exit code 1 when it does not fit. Uses the running cluster if there is one, else
     this machine's devices; HETERO_LLM_OVERRIDE_<KIND> (for example count=2,type=H100-80GB,memory=80GiB) pretends to
     others, without Ray.
     """
     from hetero_llm.config import load_config
 
     path = Path(given["config_path"]) if given["config_path"] else None
-    requests = model_requests((model,), load_config(path).config, Choices.of(given))
+    requests = model_requests((model,), load_config(path).config, Choices.of(given), ctx.meta[ENGINE_ARGS])
     return show_plans(requests, given["address"], given["inventory"], output)
 
 

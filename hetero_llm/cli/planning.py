@@ -21,6 +21,9 @@ ANY = "*"
 """In a rejection: all nodes, kinds or accelerators."""
 
 _KV_DTYPE_FLAG = "--kv-cache-dtype"
+_DTYPE_FLAG = "--dtype"
+_DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
+"""Values of `--dtype` that convert weights of 16 bits into others of 16 bits: not the size, but what computes them."""
 _NODES_SHOWN = 3
 
 PlanWish = Callable[[PoolWish, Sequence[NodeInventory]], Plan]
@@ -40,23 +43,27 @@ def plan_request(
     from hetero_llm.matrix import load_matrix
     from hetero_llm.scheduler.planner import make_plan
 
-    facts = replace(facts, name=request.name or facts.name)
+    dtype = _DTYPES.get(_flag(request, _DTYPE_FLAG) or "", facts.dtype)
+    facts = replace(facts, name=request.name or facts.name, dtype=dtype)
     matrix = load_matrix()
     return merge_plans(effective_wishes(request), nodes, lambda wish, free: make_plan(facts, wish, free, rules, matrix))
 
 
 def effective_wishes(request: ModelRequest) -> tuple[PoolWish, ...]:
     """Return the wishes of `request` with what its engine flags decide: what is planned with, now and later."""
-    kv_cache_dtype = _kv_cache_dtype(request)
+    kv_cache_dtype = _flag(request, _KV_DTYPE_FLAG)
     return tuple(replace(wish, kv_cache_dtype=kv_cache_dtype or wish.kv_cache_dtype) for wish in request.wishes)
 
 
-def _kv_cache_dtype(request: ModelRequest) -> str | None:
-    """Return the cache type among the engine's flags, where the last one wins; it decides how much a token takes."""
-    args = request.engine_args
-    found = [after for flag, after in pairwise(args) if flag == _KV_DTYPE_FLAG]
-    found += [arg.partition("=")[2] for arg in args if arg.startswith(f"{_KV_DTYPE_FLAG}=")]
-    return found[-1] if found else None
+def _flag(request: ModelRequest, name: str) -> str | None:
+    """Return the value of an engine flag that decides what fits, where the last one wins; None when it is not given."""
+    args = (*request.engine_args, "")
+    values = [after if arg == name else arg.partition("=")[2] for arg, after in pairwise(args) if _is(arg, name)]
+    return values[-1] if values else None
+
+
+def _is(arg: str, name: str) -> bool:
+    return arg == name or arg.startswith(f"{name}=")
 
 
 def merge_plans(wishes: Sequence[PoolWish], nodes: Sequence[NodeInventory], plan_wish: PlanWish) -> Plan:

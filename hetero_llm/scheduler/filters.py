@@ -81,7 +81,9 @@ def _dtype(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:
     if cell.entry is None or facts.dtype == "float32" or facts.dtype in cell.entry.dtypes:
         return None
     supported = ", ".join(cell.entry.dtypes)
-    return refuse(cell, "dtype", f"the model is {facts.dtype}, {cell.accelerator} computes in {supported}")
+    # The user's choice, as in vLLM: float16 has less range, and some models' activations leave it.
+    choice = "; -- --dtype float16 converts it" if facts.dtype == "bfloat16" and "float16" in cell.entry.dtypes else ""
+    return refuse(cell, "dtype", f"the model is {facts.dtype}, {cell.accelerator} computes in {supported}{choice}")
 
 
 def _parallelism(cell: Cell, facts: ModelFacts, wish: PoolWish) -> Rejection | None:

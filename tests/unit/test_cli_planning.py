@@ -103,6 +103,27 @@ def test_nodes_refused_for_the_same_reason_share_a_row():
 RULES = KindRules(native_resource=None, check=lambda facts, accelerator, wish: (), overhead_bytes=lambda *_: 0)
 
 
+@pytest.mark.parametrize(
+    ("flags", "fits"),
+    [
+        ((), False),
+        (("--dtype", "float16"), True),
+        (("--dtype=half",), True),
+        (("--dtype", "half", "--dtype=bfloat16"), False),
+        (("--dtype", "auto"), False),
+    ],
+)
+def test_a_model_is_planned_in_the_dtype_the_engine_is_told_to_compute_in(flags, fits):
+    device = Device(kind="ascend", accelerator="310P3", uid="u", index=0, memory_bytes=24 << 30, health=Health.OK)
+    node = NodeInventory(node="n", host="n", address="127.0.0.1", kind="ascend", devices=(device,))
+    request = ModelRequest(name=None, source="m", wishes=(PoolWish(),), engine_args=flags)
+    plan = plan_request(request, replace(FACTS, max_model_len=1024), [node], {})
+    assert plan.feasible == fits
+    if not fits:
+        (refused,) = plan.rejections
+        assert (refused.rule, "-- --dtype float16 converts it" in refused.reason) == ("dtype", True)
+
+
 @pytest.mark.parametrize("flags", [("--kv-cache-dtype", "fp8"), ("--kv-cache-dtype=auto", "--kv-cache-dtype=fp8_e4m3")])
 def test_a_cache_type_among_the_engines_flags_is_planned_with(flags):
     sized = replace(NODE, devices=tuple(replace(one, memory_bytes=1 << 20, health=Health.OK) for one in NODE.devices))

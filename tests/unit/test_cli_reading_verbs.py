@@ -71,6 +71,14 @@ def test_a_plan_that_does_not_fit_names_the_nearest_miss_and_what_would_fit(cli,
     assert "count" in outcome.out
 
 
+def test_words_for_the_engine_that_decide_what_fits_count_in_a_plan(cli, two_h100, monkeypatch):
+    monkeypatch.setenv("HETERO_LLM_OVERRIDE_ASCEND", "count=1,type=310P3,memory=24GiB")
+    words = ("plan", "smollm2-135m", "--kind", "ascend")
+    refused = cli(*words)
+    assert (refused.code, "-- --dtype float16 converts it" in refused.out) == (1, True)
+    assert cli(*words, "--", "--dtype", "float16").code == 0
+
+
 def test_a_plan_is_made_from_the_inventory_of_another_machine(cli, cli_env, two_h100, monkeypatch):
     (cli_env / "inventory.json").write_text(cli("devices", "-o", "json").out)
     monkeypatch.delenv("HETERO_LLM_OVERRIDE_CUDA")
