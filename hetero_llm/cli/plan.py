@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, /, model: str, output: render.Format, **given: Any) -> int:
     """Show where a model would go, and why not elsewhere.
 
-    Takes the same choices as serve, words for the engine after `--` too. Exit code 1 when it does not fit. Uses the running cluster if there is one, else
-    this machine's devices; HETERO_LLM_OVERRIDE_<KIND> (for example count=2,type=H100-80GB,memory=80GiB) pretends to
-    others, without Ray.
+    Takes the same choices as serve, words for the engine after `--` too. Exit code 1 when it does not fit. Uses the
+    running cluster if there is one, else this machine's devices; HETERO_LLM_OVERRIDE_<KIND> (for example
+    count=2,type=H100-80GB,memory=80GiB) pretends to others, without Ray.
     """
     from hetero_llm.config import load_config
 
