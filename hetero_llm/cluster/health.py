@@ -16,6 +16,9 @@ from hetero_llm.plugin import Discovery
 PERIOD_S = 30.0
 """Pause between two readings. A reading starts a process per kind and may take its whole deadline."""
 
+STOP_DEADLINE_S = 6.0
+"""A program that is killed inside a sick driver is waited for 5 s."""
+
 MOVED_SHARE = 0.05
 MOVED_BYTES = 256 << 20
 """Free memory alone is news when it is further than both from what was published: it is never quite still."""
@@ -28,7 +31,7 @@ class HealthWatch:
 
     Args:
         nodes: as they were published.
-        read: kinds → what their discovery says now.
+        read: kinds → what their discovery says now; it comes back soon once the event is set.
         publish: makes one node known anew; what it raises is told to `tell`, and it is tried again.
         tell: takes a line for people.
         held: uids → those of them that replicas on this machine hold now.
@@ -37,7 +40,7 @@ class HealthWatch:
     def __init__(
         self,
         nodes: Sequence[NodeInventory],
-        read: Callable[[Sequence[str]], Mapping[str, Discovery]],
+        read: Callable[[Sequence[str], threading.Event], Mapping[str, Discovery]],
         publish: Callable[[NodeInventory], None],
         tell: Callable[[str], None],
         period_s: float = PERIOD_S,
@@ -59,16 +62,18 @@ class HealthWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End: nothing is published after this. A reading under way is not waited for, a publication is."""
+        """End: nothing is published after this, and nothing of a reading under way is left."""
         self._stopped.set()
         with self._publishing:
             pass
+        if self._thread.is_alive():
+            self._thread.join(STOP_DEADLINE_S)
 
     def look(self) -> None:
         """Take one reading, and publish each node of which something changed."""
         # A replica that comes or goes while the devices are read has its memory in the reading or not, nobody knows.
         before = self._held_now()
-        found = self._read(sorted({node.kind for node in self._nodes.values()}))
+        found = self._read(sorted({node.kind for node in self._nodes.values()}), self._stopped)
         held = before | self._held_now()
         for name, node in tuple(self._nodes.items()):
             now = self._reading(node, found[node.kind], held)
@@ -117,8 +122,8 @@ def watch_nodes(nodes: Sequence[NodeInventory], address: str, tell: Callable[[st
     return watch
 
 
-def _read_now(kinds: Sequence[str]) -> Mapping[str, Discovery]:
-    return {kind: probe.discovery for kind, probe in discover_kinds(kinds).items()}
+def _read_now(kinds: Sequence[str], stopped: threading.Event) -> Mapping[str, Discovery]:
+    return {kind: probe.discovery for kind, probe in discover_kinds(kinds, stopped=stopped).items()}
 
 
 def _with_replicas(devices: Sequence[Device], held: Collection[str]) -> set[str]:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ import msgspec
 from hetero_llm.model import from_data
 
 _REAP_S = 5.0
+_STOP_POLL_S = 0.1
 
 T = TypeVar("T")
 
@@ -60,11 +62,14 @@ class Said:
 
 
 def ask(
-    programs: Mapping[str, Sequence[str]], deadline_s: float, environ: Mapping[str, str] = os.environ
+    programs: Mapping[str, Sequence[str]],
+    deadline_s: float,
+    environ: Mapping[str, str] = os.environ,
+    stopped: threading.Event | None = None,
 ) -> dict[str, Said]:
     """Run all `programs` (argv by name) with `environ`; the deadline holds for each from the common start.
 
-    When this is interrupted too, every program is killed with all it started.
+    Once `stopped` is set, or when this is interrupted, every program is killed with all it started.
     """
     deadline = time.monotonic() + deadline_s
     with tempfile.TemporaryDirectory(prefix="hetero-llm-asking-") as folder:
@@ -72,7 +77,7 @@ def ask(
         try:
             for number, (name, argv) in enumerate(programs.items()):
                 running[name] = _Running(argv, Path(folder) / str(number), environ)
-            return {name: program.said(deadline) for name, program in running.items()}
+            return {name: program.said(deadline, stopped) for name, program in running.items()}
         finally:
             for program in running.values():
                 program.kill()
@@ -97,12 +102,17 @@ class _Running:
                 list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(environ), process_group=0
             )
 
-    def said(self, deadline: float) -> Said:
-        status: int | None = None
-        with suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
+    def said(self, deadline: float, stopped: threading.Event | None) -> Said:
+        status = self._status(deadline if stopped is None else 0.0)
+        while stopped and status is None and time.monotonic() < deadline and not stopped.is_set():
+            status = self._status(min(deadline, time.monotonic() + _STOP_POLL_S))
         lines = self._err.read_text(errors="replace").strip().splitlines()
         return Said(status=status, out=self._out.read_bytes(), last_line=lines[-1].strip() if lines else "")
+
+    def _status(self, until: float) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout=max(0.0, until - time.monotonic()))
+        return None
 
     def kill(self) -> None:
         """Kill the process group, so that a driver tool goes too, and descendants that have a group of their own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -50,16 +51,21 @@ def local_inventories(
 
 
 def discover_kinds(
-    kinds: Collection[str], environ: Mapping[str, str] = os.environ, deadline_s: float = DEADLINE_S
+    kinds: Collection[str],
+    environ: Mapping[str, str] = os.environ,
+    deadline_s: float = DEADLINE_S,
+    stopped: threading.Event | None = None,
 ) -> dict[str, Probe]:
     """Return what a machine with `environ` has of each kind: what its override says, else what its backend finds.
+
+    Once `stopped` is set what is not known yet is a problem.
 
     Raises:
         OverrideInvalid: an override variable cannot be read.
     """
     overrides = ((kind, override(kind, environ)) for kind in kinds)
     faked = {kind: Probe(discovery=found) for kind, found in overrides if found is not None}
-    return probe_kinds([kind for kind in kinds if kind not in faked], deadline_s, environ) | faked
+    return probe_kinds([kind for kind in kinds if kind not in faked], deadline_s, environ, stopped) | faked
 
 
 def _is_present(probe: Probe) -> bool:

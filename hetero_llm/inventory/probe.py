@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -31,15 +32,18 @@ class Probe:
 
 
 def probe_kinds(
-    kinds: Iterable[str], deadline_s: float = DEADLINE_S, environ: Mapping[str, str] = os.environ
+    kinds: Iterable[str],
+    deadline_s: float = DEADLINE_S,
+    environ: Mapping[str, str] = os.environ,
+    stopped: threading.Event | None = None,
 ) -> dict[str, Probe]:
     """Probe all `kinds` at the same time, with `environ`; the deadline holds for each from the common start.
 
-    Never raises for what a backend does: a time-out or a crash is one problem (HL202, HL203) and no device. When this
-    is interrupted, every child is killed with all it started.
+    Never raises for what a backend does: a time-out or a crash is one problem (HL202, HL203) and no device. Once
+    `stopped` is set, or when this is interrupted, every child is killed with all it started.
     """
     programs = {kind: (sys.executable, "-m", "hetero_llm.inventory.probe", kind) for kind in kinds}
-    return {kind: _probe(kind, said, deadline_s) for kind, said in ask(programs, deadline_s, environ).items()}
+    return {kind: _probe(kind, said, deadline_s) for kind, said in ask(programs, deadline_s, environ, stopped).items()}
 
 
 def _probe(kind: str, said: Said, deadline_s: float) -> Probe:

@@ -39,7 +39,7 @@ class Watch:
         self._readings = iter(readings)
         self.watch = HealthWatch([node], self.read, self.publish, self.told.append, period_s=0.001, held=held)
 
-    def read(self, kinds):
+    def read(self, kinds, stopped):
         return {"cuda": next(self._readings)}
 
     def publish(self, node):
@@ -183,7 +183,7 @@ def test_a_change_is_told_once_it_is_published():
 
 
 def test_it_goes_on_after_any_error():
-    def read(kinds):
+    def read(kinds, stopped):
         calls.append(kinds)
         if len(calls) == 1:
             raise OSError("too many open files")
@@ -220,7 +220,7 @@ def test_the_end_waits_for_a_publication_under_way():
         watch.stop()
         order.append("stopped")
 
-    watch = HealthWatch([NODE], lambda kinds: {"cuda": found(OK, BAD)}, publish, [].append, 0.001, lambda uids: ())
+    watch = HealthWatch([NODE], lambda *_: {"cuda": found(OK, BAD)}, publish, [].append, 0.001, lambda uids: ())
     watch.start()
     assert began.wait(DEADLINE_S)
     ending = threading.Thread(target=stop)
@@ -229,3 +229,18 @@ def test_the_end_waits_for_a_publication_under_way():
     go.set()
     ending.join(DEADLINE_S)
     assert order == ["published", "stopped"]
+
+
+def test_the_end_stops_a_reading_under_way_and_waits_for_it():
+    began, ended = threading.Event(), []
+
+    def read(kinds, stopped):
+        began.set()
+        ended.append(stopped.wait(DEADLINE_S))
+        return {"cuda": Discovery()}
+
+    watch = HealthWatch([NODE], read, lambda node: None, [].append, 0.001, lambda uids: ())
+    watch.start()
+    assert began.wait(DEADLINE_S)
+    watch.stop()
+    assert ended == [True]

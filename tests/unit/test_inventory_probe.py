@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,22 +84,46 @@ def test_versions_come_with_the_devices(install: Install) -> None:
     assert probe_kinds(["toynpu"])["toynpu"].versions == {"driver": "1.0"}
 
 
-def test_a_discovery_that_hangs_is_a_problem_at_the_deadline_and_leaves_no_process(
-    install: Install, tmp_path: Path
-) -> None:
+@pytest.fixture
+def hanging(install: Install, tmp_path: Path) -> Path:
+    """Install a plugin that hangs; return the file its process ids are in once it does."""
     install(f"""
         tool = subprocess.Popen(["sleep", "600"])
-        open({str(tmp_path / "pids")!r}, "w").write(f"{{os.getpid()}} {{tool.pid}}")
+        open({str(tmp_path / "pids.new")!r}, "w").write(f"{{os.getpid()}} {{tool.pid}}")
+        os.rename({str(tmp_path / "pids.new")!r}, {str(tmp_path / "pids")!r})
         sys.stderr.write("waiting for the driver\\n"); sys.stderr.flush()
         time.sleep(600)
 """)
+    return tmp_path / "pids"
+
+
+def test_a_discovery_that_is_stopped_ends_at_once_and_leaves_nothing(
+    hanging: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch, stopped = tmp_path / "scratch", threading.Event()
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+
+    def stop_once_it_hangs() -> None:
+        while not hanging.exists():
+            time.sleep(0.02)
+        stopped.set()
+
+    threading.Thread(target=stop_once_it_hangs).start()
+    (problem,) = probe_kinds(["toynpu"], 60.0, stopped=stopped)["toynpu"].discovery.problems
+    assert problem.code == "HL202"
+    assert [pid for pid in hanging.read_text().split() if _is_alive(int(pid))] == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_discovery_that_hangs_is_a_problem_at_the_deadline_and_leaves_no_process(hanging: Path) -> None:
     started = time.monotonic()
     found = discover(deadline_s=3.0)
     assert time.monotonic() - started < 10
     assert [problem.code for problem in found.problems] == ["HL202"]
     assert "3 s" in found.problems[0].text
     assert "waiting for the driver" in found.problems[0].text
-    assert [pid for pid in (tmp_path / "pids").read_text().split() if _is_alive(int(pid))] == []
+    assert [pid for pid in hanging.read_text().split() if _is_alive(int(pid))] == []
 
 
 def test_a_crash_is_a_problem_with_the_last_line_of_stderr(install: Install) -> None:
