@@ -23,6 +23,9 @@ KEEPER = Path(__file__).with_name("keeper.py")
 END_DEADLINE_S = 5.0
 """Time the keeper gets to kill what is left."""
 
+LAST_LINES_S = 5.0
+"""Time the output of a tree that has ended may take to be read; milliseconds."""
+
 
 class ChildProcess:
     """A started child. It stays in the caller's process group, so Ray reaps it when the actor dies.
@@ -94,7 +97,8 @@ class ChildProcess:
             code = self._keeper.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
-        self._reader.join()
+        # Whatever still holds the pipe then sleeps inside a driver, and is not waited for.
+        self._reader.join(LAST_LINES_S)
         self._life.close()
         return code
 

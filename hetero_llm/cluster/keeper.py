@@ -29,6 +29,11 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 LAST_WORDS_S = 1.0
 """Time the rest of a tree gets after its root ended by itself: a worker may still be printing what went wrong."""
 
+KILL_DEADLINE_S = 4.0
+"""Time what was killed gets to be gone, less than `ChildProcess` waits for the keeper."""
+
+_KILL_POLL_S = 0.005
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -89,11 +94,15 @@ def _reaped() -> Iterator[tuple[int, int]]:
 
 
 def _kill_rest() -> None:
-    """Kill children until none is left; the children of each become this process's as it dies."""
-    while children := _children():
+    """Kill children until none is left; the children of each become this process's as it dies.
+
+    One that sleeps inside a sick driver dies when it wakes. It is left to init: that the rest ended must be known.
+    """
+    give_up = time.monotonic() + KILL_DEADLINE_S
+    while (children := _children()) and time.monotonic() < give_up:
         for pid in children:
             os.kill(pid, signal.SIGKILL)
-        os.waitpid(-1, 0)
+        time.sleep(_KILL_POLL_S)
         for _ in _reaped():
             pass
 
