@@ -43,8 +43,9 @@ def plan_request(
     from hetero_llm.matrix import load_matrix
     from hetero_llm.scheduler.planner import make_plan
 
-    dtype = _DTYPES.get(_flag(request, _DTYPE_FLAG) or "", facts.dtype)
-    facts = replace(facts, name=request.name or facts.name, dtype=dtype)
+    facts = replace(facts, name=request.name or facts.name)
+    if facts.dtype in _DTYPES.values():
+        facts = replace(facts, dtype=_DTYPES.get(_flag(request, _DTYPE_FLAG) or "", facts.dtype))
     matrix = load_matrix()
     return merge_plans(effective_wishes(request), nodes, lambda wish, free: make_plan(facts, wish, free, rules, matrix))
 

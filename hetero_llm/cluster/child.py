@@ -28,7 +28,7 @@ LAST_LINES_S = 5.0
 
 
 class ChildProcess:
-    """A started child. It stays in the caller's process group, so Ray reaps it when the actor dies.
+    """A started child, in the caller's process group.
 
     A keeper between the two sees to it that the whole tree is gone when this process is, also where no Ray is left to
     do it: see `hetero_llm.cluster.keeper`.
@@ -104,6 +104,8 @@ class ChildProcess:
 
     def tree(self) -> tuple[psutil.Process, ...]:
         """Return the living processes of the tree, root first, those whose parent died included."""
+        if self._keeper.poll() is not None:
+            return ()
         with suppress(psutil.NoSuchProcess):
             processes = psutil.Process(self._keeper.pid).children(recursive=True)
             return tuple(sorted(filter(_alive, processes), key=lambda process: process.pid != self._pid))

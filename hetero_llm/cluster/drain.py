@@ -14,7 +14,7 @@ import msgspec
 from hetero_llm.cluster.deploy import snapshot
 from hetero_llm.cluster.nodes import note_drained, with_holders
 from hetero_llm.cluster.pools import ConfiguredModel, closed, pools_now
-from hetero_llm.cluster.ray_private import drain_node, head_id
+from hetero_llm.cluster.ray_private import drain_node, draining_nodes, head_id
 from hetero_llm.cluster.session import Session
 from hetero_llm.errors import DrainImpossible, NodeUnknown
 from hetero_llm.matrix import load_matrix
@@ -84,8 +84,9 @@ def _stranded(session: Session, leaving: NodeInventory) -> dict[str, int]:
     """Return application to the number of its replicas on `leaving` that fit nowhere else, on whatever was allowed."""
     replicas = snapshot(session).replicas
     models = msgspec.json.decode(session.ask("models"), type=tuple[ConfiguredModel, ...])
-    names = {leaving.node}
-    nodes = with_holders(closed(session.inventory().nodes, names), replicas)
+    known, told = session.inventory().nodes, draining_nodes()
+    names = {leaving.node, *(node.node for node in known if node.ray_node_id in told)}
+    nodes = with_holders(closed(known, names), replicas)
     pools = {model.entry.name: pools_now(model, replicas, nodes, names) for model in models}
     rules = {backend.kind: rules_of(backend) for backend in load_plugins().backends()}
     found: dict[str, int] = {}

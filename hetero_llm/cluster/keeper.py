@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 # From linux/prctl.h.
 PR_SET_PDEATHSIG = 1
@@ -50,14 +51,21 @@ def main(life: int, cores: str, argv: list[str]) -> int:
     try:
         root = subprocess.Popen(argv, close_fds=False, preexec_fn=_die_with_keeper)
     except OSError as error:
-        os.write(life, f"error {error.errno}\n".encode())
+        _tell(life, f"error {error.errno}")
         return 127
-    os.write(life, f"{root.pid}\n".encode())
+    # Who kills the starter's whole group, as Ray does, must not kill the one who finds what left that group.
+    os.setpgid(0, 0)
+    _tell(life, f"{root.pid}")
     ended = _keep(root.pid, life, woken)
     _kill_rest()
     if ended < 0:
         _end_by(-ended)
     return ended
+
+
+def _tell(life: int, word: str) -> None:
+    with suppress(BrokenPipeError):  # the starter is gone already; `_keep` notices
+        os.write(life, f"{word}\n".encode())
 
 
 def _keep(root: int, life: int, woken: int) -> int:
@@ -118,10 +126,10 @@ def _children() -> list[int]:
 
 def _parent(pid: str) -> int | None:
     try:
-        with open(f"/proc/{pid}/stat") as stat:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
             # pid (name) state ppid …; the name may contain anything.
-            return int(stat.read().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except OSError:  # it is gone, or somebody else's that may not be seen
         return None
 
 
@@ -132,7 +140,7 @@ def _die_with_keeper() -> None:
 def _end_by(number: int) -> None:
     """End this process by signal `number`, without a core file of its own."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if number in HANDLED:
+    if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

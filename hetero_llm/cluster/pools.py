@@ -70,12 +70,14 @@ class ConfiguredModel:
     Attributes:
         deployment: None only where nothing is ever changed by itself.
         retiring: application to the number of its replicas that end once their successors elsewhere are ready.
+        successors: applications those are in; none while nothing retires.
     """
 
     entry: ModelEntry
     pools: tuple[ConfiguredPool, ...] = ()
     deployment: ModelDeployment | None = None
     retiring: Mapping[str, int] = field(default_factory=dict)
+    successors: tuple[str, ...] = ()
 
     @property
     def apps(self) -> tuple[str, ...]:
@@ -102,19 +104,22 @@ def changed(model: ConfiguredModel, change: Change) -> ConfiguredModel:
     """Return `model` after `change`. A pool that ends with no replica stays listed, so that Serve is told."""
     assert model.deployment is not None
     pools = {pool.spec.app: pool for pool in model.pools}
-    for more in pools_of(model.deployment, change.replicas):
+    added = pools_of(model.deployment, change.replicas)
+    for more in added:
         app = more.spec.app
         if app in pools:
             planned = tuple(dict.fromkeys((*pools[app].spec.planned, *more.spec.planned)))
             spec = replace(pools[app].spec, planned=planned)
-            more = replace(more, spec=spec, replicas=pools[app].replicas + more.replicas)
+            more = replace(pools[app], spec=spec, replicas=pools[app].replicas + more.replicas)
         pools[app] = more
     for app, count in change.counts.items():
         pools[app] = replace(pools[app], replicas=count)
     kinds = {*model.entry.kinds, *(pool.spec.kind for pool in pools.values())}
     entry = replace(model.entry, kinds=tuple(sorted(kinds)))
     retiring = {app: count for app, count in {**model.retiring, **change.retiring}.items() if count > 0}
-    return replace(model, entry=entry, pools=tuple(pools.values()), retiring=retiring)
+    new = tuple(more.spec.app for more in added) if change.retiring else ()
+    successors = tuple(dict.fromkeys((*model.successors, *new))) if retiring else ()
+    return replace(model, entry=entry, pools=tuple(pools.values()), retiring=retiring, successors=successors)
 
 
 def tried_again(model: ConfiguredModel, apps: Collection[str]) -> ConfiguredModel:
@@ -154,6 +159,7 @@ def pools_now(
                 ready=sum(status.state is ReplicaState.READY for status in staying),
                 leaving=len(living) - len(staying),
                 retiring=model.retiring.get(spec.app, 0),
+                succeeds=spec.app in model.successors,
             )
         )
     return tuple(pools)

@@ -118,7 +118,7 @@ class Reconciler:
     async def _try_again(self, model: ConfiguredModel, apps: Collection[str]) -> None:
         for app in apps:
             _log.info("%s is tried again", app)
-            self._backoff.tried(app)
+            self._backoff.tried_again(app)
         after = tried_again(model, apps)
         self._save(after)
         await self._ask_serve((after,))
@@ -135,7 +135,9 @@ class Reconciler:
         for pool in pools:
             if pool.ready >= pool.wanted:
                 self._backoff.well(pool.app)
-            elif pool.missing > 0 and pool.app in died and pool.app not in lacking:
+            elif pool.missing == 0 or pool.app in lacking:
+                self._backoff.trying(pool.app)
+            elif pool.app in died:
                 errors[pool.app] = died[pool.app]
         return errors
 
@@ -146,7 +148,8 @@ class Reconciler:
         lacking = places_lacking(pools, nodes)
         texts = [f"{count} of {app}: no free {accelerators[app]} on a living node" for app, count in lacking.items()]
         for app, error in errors.items():
-            texts.append(f"{app} failed: {error}; it is tried again after {self._backoff.failing(app):.0f} s")
+            if (pause_s := self._backoff.failing(app)) is not None:
+                texts.append(f"{app} failed: {error}; it is tried again after {pause_s:.0f} s")
         if self._registry.note(name, "; ".join(texts) or None):
             self._notify()
 

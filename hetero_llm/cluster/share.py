@@ -69,16 +69,12 @@ class EngineShare:
         if backend.native_resource is None:
             # Ray may put more on a node than the plan had.
             wanted = [uid for uid in spec.planned if uid in usable]
-            spare = True
         else:
-            # Leased as well: another cluster on this machine must not take them, nor leftovers stay behind.
-            assigned = _assigned_devices(backend, node.devices, count)
-            wanted = [device.uid for device in assigned if device.uid in usable]
-            # Ray hands out all of a node, also what has failed since or is of another type. Who gets such a device
-            # takes one that is neither, and whoever that was meant for does the same.
-            spare = len(usable) < len(node.devices)
-        others = [uid for uid in usable if uid not in wanted] if spare else []
-        self._lease = self._lease_of(wanted, others, count)
+            # Leased as well: another cluster on this machine must not take them, nor leftovers stay behind. Ray hands
+            # out all of a node, also what has failed since or is of another type. Who gets such a device takes one that
+            # is neither, and whoever that was meant for does the same.
+            wanted = [device.uid for device in _assigned_devices(backend, node.devices, count) if device.uid in usable]
+        self._lease = self._lease_of(wanted, [uid for uid in usable if uid not in wanted], count)
         devices = [usable[uid] for uid in self._lease.uids]
         if backend.native_resource is not None:
             # Some vendors' runtimes do not accept ids in another order.
@@ -88,8 +84,6 @@ class EngineShare:
 
     def _lease_of(self, wanted: Sequence[str], others: Sequence[str], count: int) -> DeviceLease:
         """Lease the devices that are wanted, or others too when those stay taken."""
-        if not others:
-            return DeviceLease.acquire(wanted, count, self._replica, deadline_s=DEVICE_WAIT_S)
         if len(wanted) >= count:
             try:
                 return DeviceLease.acquire(wanted, count, self._replica, deadline_s=WANTED_WAIT_S)

@@ -11,35 +11,44 @@ FIRST_S = 15.0
 
 LONGEST_S = 300.0
 
+SETTLE_S = 3.0
+"""What fails for less than this may be between two attempts of Serve's own."""
+
 
 @dataclass(slots=True)
 class _Pause:
-    until_s: float
     length_s: float
+    since_s: float | None
 
 
 class Backoff:
-    """Pauses by name; each is twice as long as the one before, up to `LONGEST_S`."""
+    """Pauses by name, each from the end of an attempt; the next is twice as long, up to `LONGEST_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         """Know no name; `clock` gives seconds."""
         self._clock = clock
         self._pauses: dict[str, _Pause] = {}
 
-    def failing(self, name: str) -> float:
-        """Note that `name` fails and is not being tried; return the length of its pause in seconds."""
-        pause = self._pauses.setdefault(name, _Pause(self._clock() + FIRST_S, FIRST_S))
-        return pause.length_s
+    def failing(self, name: str) -> float | None:
+        """Note that `name` fails and nobody tries it; return the seconds of its pause, None before it has settled."""
+        pause = self._pauses.setdefault(name, _Pause(FIRST_S, None))
+        if pause.since_s is None:
+            pause.since_s = self._clock()
+        return pause.length_s if self._clock() - pause.since_s >= SETTLE_S else None
 
     def due(self, name: str) -> bool:
         """Return whether the pause of `name` is over."""
         pause = self._pauses.get(name)
-        return pause is not None and self._clock() >= pause.until_s
+        return pause is not None and pause.since_s is not None and self._clock() >= pause.since_s + pause.length_s
 
-    def tried(self, name: str) -> None:
-        """Begin the next pause of `name`: it is being tried now. It counts from now, however long the attempt takes."""
-        length_s = min(LONGEST_S, 2 * self._pauses[name].length_s)
-        self._pauses[name] = _Pause(self._clock() + length_s, length_s)
+    def trying(self, name: str) -> None:
+        """Note that an attempt of `name` is under way; should it fail, the pause begins then."""
+        if pause := self._pauses.get(name):
+            pause.since_s = None
+
+    def tried_again(self, name: str) -> None:
+        """Make the next pause of `name` longer: it is being tried again now."""
+        self._pauses[name] = _Pause(min(LONGEST_S, 2 * self._pauses[name].length_s), None)
 
     def well(self, name: str) -> None:
         """Forget `name`: it works."""

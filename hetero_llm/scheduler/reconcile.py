@@ -29,6 +29,7 @@ class Pool:
         ready: those of the living that answer requests and stay.
         leaving: those of the living whose node is told to leave.
         retiring: those of the wanted that end as soon as their successors in other pools are ready.
+        succeeds: some of its replicas are such successors.
     """
 
     app: str
@@ -43,6 +44,7 @@ class Pool:
     ready: int = 0
     leaving: int = 0
     retiring: int = 0
+    succeeds: bool = False
 
     @property
     def missing(self) -> int:
@@ -88,11 +90,11 @@ def next_change(
         others: pools of other models; what Serve is about to use for them is not taken away.
     """
     living = [node for node in nodes if node.alive]
-    if retired := _retired(pools, living):
-        return retired
     for move in _moves(facts, wishes, pools, nodes, rules, matrix, others):
         if move.replicas:
             return move.change()
+    if retired := _retired(pools):
+        return retired
     free = _reserved(living, (*pools, *others))
     for wish in wishes:
         if wish.replicas is None and (more := make_plan(facts, wish, free, rules, matrix).replicas):
@@ -173,14 +175,14 @@ def _moves(
         free = _taken(free, replicas)
 
 
-def _retired(pools: Sequence[Pool], living: Sequence[NodeInventory]) -> Change | None:
+def _retired(pools: Sequence[Pool]) -> Change | None:
     """Return the end of replicas whose successors are ready, or who are gone already."""
-    expected = sum(pool.wanted - pool.retiring for pool in pools) - sum(places_lacking(pools, living).values())
-    all_ready = sum(pool.ready for pool in pools) >= expected
+    all_ready = all(pool.ready >= pool.wanted - pool.retiring for pool in pools if pool.succeeds)
     for pool in pools:
-        if pool.retiring > 0 and (all_ready or pool.leaving == 0):
+        left = pool.wanted - pool.retiring
+        if pool.retiring > 0 and (all_ready or pool.living <= left):
             reason = f"{pool.retiring} of {pool.wanted} replicas of {pool.app} have their successors elsewhere"
-            return Change(counts={pool.app: pool.wanted - pool.retiring}, retiring={pool.app: 0}, reason=reason)
+            return Change(counts={pool.app: left}, retiring={pool.app: 0}, reason=reason)
     return None
 
 

@@ -87,7 +87,13 @@ ORPHAN = (
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 11)", -11), ("os.kill(os.getpid(), 15)", -15)]
+    ("end", "code"),
+    [
+        ("sys.exit(3)", 3),
+        ("os.kill(os.getpid(), 11)", -11),
+        ("os.kill(os.getpid(), 15)", -15),
+        ("signal.signal(13, signal.SIG_DFL); os.kill(os.getpid(), 13)", -13),
+    ],
 )
 def test_a_tree_ends_with_its_root_and_the_way_it_did(end, code):
     child, lines = python(f"{ORPHAN}input()\n{end}", stdin=True)
@@ -137,6 +143,33 @@ def test_a_starter_that_is_killed_takes_the_whole_tree_along_without_anybodys_he
         finally:
             process.send_signal(number)
     wait_for(lambda: all(map(is_gone, kept)), deadline_s=5.0)
+
+
+def test_who_kills_the_whole_group_of_the_starter_does_not_miss_what_left_it():
+    starter = (
+        "import os, sys, time\n"
+        "from hetero_llm.cluster.child import ChildProcess\n"
+        f"tree = {ORPHAN + 'time.sleep(600)'!r}\n"
+        "child = ChildProcess([sys.executable, '-uc', tree], env=dict(os.environ), on_line=print)\n"
+        "time.sleep(600)"
+    )
+    argv = [sys.executable, "-uc", starter]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        orphan = psutil.Process(int(process.stdout.readline()))
+        os.killpg(process.pid, signal.SIGKILL)
+    wait_for(lambda: is_gone(orphan), deadline_s=5.0)
+
+
+def test_a_process_whose_name_is_no_text_does_not_disturb_the_keeper():
+    name = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'\\xff\\xfe)', 0, 0, 0); print('x'); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-uc", name], stdout=subprocess.PIPE) as odd:
+        try:
+            odd.stdout.readline()
+            child, lines = python(f"{ORPHAN}sys.exit(3)")
+            assert child.wait(10.0) == 3
+            assert not psutil.pid_exists(int(lines[0]))
+        finally:
+            odd.kill()
 
 
 def test_a_keeper_that_is_killed_takes_the_program_along():

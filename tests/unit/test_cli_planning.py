@@ -124,6 +124,12 @@ def test_a_model_is_planned_in_the_dtype_the_engine_is_told_to_compute_in(flags,
         assert (refused.rule, "-- --dtype float16 converts it" in refused.reason) == ("dtype", True)
 
 
+def test_a_dtype_of_the_engine_does_not_change_the_size_of_32_bit_weights():
+    request = ModelRequest(name=None, source="m", wishes=(PoolWish(),), engine_args=("--dtype", "float16"))
+    facts = replace(FACTS, dtype="float32", max_model_len=1024)
+    assert plan_request(request, facts, [NODE], {}).model.dtype == "float32"
+
+
 @pytest.mark.parametrize("flags", [("--kv-cache-dtype", "fp8"), ("--kv-cache-dtype=auto", "--kv-cache-dtype=fp8_e4m3")])
 def test_a_cache_type_among_the_engines_flags_is_planned_with(flags):
     sized = replace(NODE, devices=tuple(replace(one, memory_bytes=1 << 20, health=Health.OK) for one in NODE.devices))

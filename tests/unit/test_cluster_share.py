@@ -61,10 +61,15 @@ def test_a_node_with_devices_of_two_types_gives_a_replica_its_own_type(take):
     assert take(devices, [3, 2], accelerator="b") == [0, 2]
 
 
-def test_a_device_that_another_cluster_holds_is_not_exchanged_for_one_that_ray_may_give_away(take):
+def test_a_device_that_works_again_is_taken_by_whom_its_stand_in_was_meant_for(take):
+    assert take([device(0, Health.FAILED), device(1)], [0]) == [1]
+    assert take([device(0), device(1)], [1]) == [0]
+
+
+def test_holders_are_named_when_too_few_devices_are_free(take):
     other = DeviceLease.acquire(["u0"], 1, "of-another-cluster", deadline_s=0.0)
     with pytest.raises(DeviceBusy) as refused:
-        take([device(0), device(1)], [0])
+        take([device(0)], [0])
     assert refused.value.report.cause == "u0 is held by of-another-cluster"
     other.release()
 

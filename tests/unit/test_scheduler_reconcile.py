@@ -171,20 +171,40 @@ def test_a_leaving_nodes_replica_gets_its_successor_on_another_kind_before_anyth
     assert (found.counts, found.retiring) == ({}, {GPUS: 1})
 
 
+def successor(**counts):
+    return pool("ascend", "910B2", wanted=1, succeeds=True, **counts)
+
+
 def test_nothing_more_happens_until_the_successor_is_ready():
     nodes = [node("a", held=(0, 1)), node("c", "ascend", "910B2", held=(0,))]
     leaving = pool(wanted=1, living=1, leaving=1, retiring=1)
-    assert change([ANY], [leaving, pool("ascend", "910B2", wanted=1, living=0)], nodes) is None
-    assert change([ANY], [leaving, pool("ascend", "910B2", wanted=1, living=1)], nodes) is None
-    found = change([ANY], [leaving, pool("ascend", "910B2", wanted=1, living=1, ready=1)], nodes)
+    assert change([ANY], [leaving, successor(living=0)], nodes) is None
+    assert change([ANY], [leaving, successor(living=1)], nodes) is None
+    found = change([ANY], [leaving, successor(living=1, ready=1)], nodes)
     assert (found.counts, found.retiring, found.replicas) == ({GPUS: 0}, {GPUS: 0}, ())
+
+
+def test_a_replica_stays_while_its_successor_has_lost_its_place():
+    leaving = pool(wanted=1, living=1, leaving=1, retiring=1)
+    nodes = [node("a", held=(0, 1)), node("c", "ascend", "910B2", alive=False)]
+    assert change([ANY], [leaving, successor(living=0)], nodes) is None
+    elsewhere = PoolWish(kinds=("cuda", "ascend", "cpu"), replicas=1)
+    found = change([elsewhere], [leaving, successor(living=0)], [*nodes, node("d", "cpu", "avx512")])
+    assert (found.counts, [r.kind for r in found.replicas]) == ({NPUS: 0}, ["cpu"])
+
+
+def test_a_replica_that_serve_moved_after_all_is_no_successor():
+    moved = pool(wanted=1, living=1, ready=1, retiring=1)
+    nodes = [node("b", held=(0,)), node("c", "ascend", "910B2", held=(0,))]
+    assert change([ANY], [moved, successor(living=1)], nodes) is None
+    assert change([ANY], [moved, successor(living=1, ready=1)], nodes).counts == {GPUS: 0}
 
 
 def test_another_replica_that_nobody_can_place_does_not_hold_up_the_move():
     nodes = [node("a", held=(0, 1)), node("c", "ascend", "910B2", 1, held=(0,))]
     pools = [
         pool(wanted=1, living=1, leaving=1, retiring=1),
-        pool("ascend", "910B2", wanted=1, living=1, ready=1),
+        successor(living=1, ready=1),
         pool("cpu", "avx512", wanted=1, living=0),
     ]
     assert change([ANY], pools, nodes).counts == {GPUS: 0}
@@ -192,7 +212,7 @@ def test_another_replica_that_nobody_can_place_does_not_hold_up_the_move():
 
 def test_a_replica_that_died_before_its_successor_was_ready_is_not_brought_back():
     nodes = [node("c", "ascend", "910B2", held=(0,)), node("d")]
-    pools = [pool(wanted=1, living=0, retiring=1), pool("ascend", "910B2", wanted=1, living=1)]
+    pools = [pool(wanted=1, living=0, retiring=1), successor(living=1)]
     assert change([ANY], pools, nodes).counts == {GPUS: 0}
 
 
