@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from hetero_llm.cli.render import Table, marked, size
 from hetero_llm.cli.requests import ModelRequest
 from hetero_llm.errors import PlanInfeasible
-from hetero_llm.model import Device, ModelFacts, NodeInventory, Plan, PoolWish, Rejection, ReplicaPlan
+from hetero_llm.model import ModelFacts, NodeInventory, Plan, PoolWish, Rejection, ReplicaPlan
+from hetero_llm.scheduler.resources import hold
 
 if TYPE_CHECKING:
     from hetero_llm.plugin.manager import PluginManager
@@ -82,16 +83,6 @@ def merge_plans(wishes: Sequence[PoolWish], nodes: Sequence[NodeInventory], plan
         rejections=_distinct(rejections),
         alternatives=tuple(text for plan in plans for text in plan.alternatives),
     )
-
-
-def hold(nodes: Sequence[NodeInventory], replicas: Iterable[ReplicaPlan]) -> tuple[NodeInventory, ...]:
-    """Return `nodes` with the devices of `replicas` marked as held."""
-    holder = {uid: replica.id for replica in replicas for place in replica.placement for uid in place.devices}
-    return tuple(replace(node, devices=tuple(_held(device, holder) for device in node.devices)) for node in nodes)
-
-
-def _held(device: Device, holder: Mapping[str, str]) -> Device:
-    return replace(device, held_by=holder[device.uid]) if device.uid in holder else device
 
 
 def _numbered(replicas: Iterable[ReplicaPlan]) -> tuple[ReplicaPlan, ...]:

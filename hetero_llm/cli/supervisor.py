@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hetero_llm.cli import render
 from hetero_llm.cli.machine import local_nodes
 from hetero_llm.cli.phases import Display
-from hetero_llm.cli.planning import effective_wishes, hold, infeasible, kind_rules, plan_request
+from hetero_llm.cli.planning import effective_wishes, infeasible, kind_rules, plan_request
 from hetero_llm.cli.ready import ReadyInfo
 from hetero_llm.cli.requests import ModelRequest
 from hetero_llm.cli.signals import StopSignals
@@ -30,6 +30,7 @@ from hetero_llm.errors import (
 )
 from hetero_llm.gateway.options import GatewayOptions
 from hetero_llm.model import NodeInventory, Plan, ReplicaState, ReplicaStatus, RoutingTable, from_data, to_data
+from hetero_llm.scheduler.resources import hold
 
 if TYPE_CHECKING:
     from hetero_llm.cluster.health import HealthWatch

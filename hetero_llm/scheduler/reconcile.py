@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from hetero_llm.matrix import Matrix
 from hetero_llm.model import Device, ModelFacts, NodeInventory, PoolWish, ReplicaPlan
 from hetero_llm.scheduler.planner import make_plan
-from hetero_llm.scheduler.resources import USABLE_HEALTH, has_labels
+from hetero_llm.scheduler.resources import USABLE_HEALTH, has_labels, hold
 from hetero_llm.scheduler.rules import KindRules
 
 
@@ -172,7 +172,7 @@ def _moves(
             replicas = make_plan(facts, replace(wish, replicas=count), elsewhere, rules, matrix).replicas
         lost = min(len(replicas), max(0, pool.wanted - pool.living))
         yield _Move(pool=pool, lacking=count, replicas=replicas, lost=lost)
-        free = _taken(free, replicas)
+        free = hold(free, replicas)
 
 
 def _retired(pools: Sequence[Pool]) -> Change | None:
@@ -228,14 +228,6 @@ def _without(nodes: Sequence[NodeInventory], kind: str, accelerator: str) -> tup
         return (device.kind, device.accelerator) != (kind, accelerator)
 
     return tuple(replace(node, devices=tuple(filter(keep, node.devices))) for node in nodes)
-
-
-def _taken(nodes: Sequence[NodeInventory], replicas: Sequence[ReplicaPlan]) -> tuple[NodeInventory, ...]:
-    """Return `nodes` without the devices planned for `replicas`."""
-    uids = {uid for replica in replicas for placement in replica.placement for uid in placement.devices}
-    return tuple(
-        replace(node, devices=tuple(device for device in node.devices if device.uid not in uids)) for node in nodes
-    )
 
 
 def _reserved(nodes: Sequence[NodeInventory], pools: Sequence[Pool]) -> tuple[NodeInventory, ...]:

@@ -7,9 +7,10 @@ replica always asks for all of them, so that the counts agree.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from hetero_llm.model import Health, NodeInventory
+from hetero_llm.model import Device, Health, NodeInventory, ReplicaPlan
 from hetero_llm.plugin import Backend
 
 LABEL_PREFIX = "hetero-llm.io/"
@@ -110,3 +111,13 @@ def label_value(text: str) -> str:
     """Return `text` as a Ray label value: at most 63 of ``[A-Za-z0-9._-]``, a letter or digit at both ends."""
     allowed = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:_LABEL_MAX]
     return allowed.strip("._-")
+
+
+def hold(nodes: Sequence[NodeInventory], replicas: Iterable[ReplicaPlan]) -> tuple[NodeInventory, ...]:
+    """Return `nodes` with the devices of `replicas` marked as held."""
+    holder = {uid: replica.id for replica in replicas for place in replica.placement for uid in place.devices}
+    return tuple(replace(node, devices=tuple(_held(device, holder) for device in node.devices)) for node in nodes)
+
+
+def _held(device: Device, holder: Mapping[str, str]) -> Device:
+    return replace(device, held_by=holder[device.uid]) if device.uid in holder else device

@@ -6,7 +6,6 @@ import pytest
 
 from hetero_llm.cli.planning import (
     effective_wishes,
-    hold,
     infeasible,
     merge_plans,
     plan_request,
@@ -26,6 +25,7 @@ from hetero_llm.model import (
     Rejection,
     ReplicaPlan,
 )
+from hetero_llm.scheduler.resources import hold
 from hetero_llm.scheduler.rules import KindRules
 
 FACTS = ModelFacts(
