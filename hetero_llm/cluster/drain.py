@@ -20,7 +20,7 @@ from hetero_llm.errors import DrainImpossible, NodeUnknown
 from hetero_llm.matrix import load_matrix
 from hetero_llm.model import NodeInventory, ReplicaState, ReplicaStatus
 from hetero_llm.plugin.manager import load_plugins
-from hetero_llm.scheduler.reconcile import places_lacking, stranded
+from hetero_llm.scheduler.reconcile import Situation, places_lacking, stranded
 from hetero_llm.scheduler.rules import rules_of
 
 POLL_S = 0.5
@@ -96,8 +96,17 @@ def _stranded(session: Session, leaving: NodeInventory) -> dict[str, int]:
         if model.deployment is None:
             found |= places_lacking(own, nodes)
         else:
-            facts, wishes = model.deployment.plan.model, model.deployment.wishes
-            found |= stranded(facts, wishes, own, nodes, rules, load_matrix(), others)
+            found |= stranded(
+                Situation(
+                    facts=model.deployment.plan.model,
+                    wishes=model.deployment.wishes,
+                    pools=own,
+                    nodes=nodes,
+                    rules=rules,
+                    matrix=load_matrix(),
+                    others=others,
+                )
+            )
     affected = {status.app for status in _on(leaving, replicas)}
     return {app: count for app, count in found.items() if app in affected}
 

@@ -22,7 +22,7 @@ from hetero_llm.matrix import load_matrix
 from hetero_llm.model import NodeInventory, ReplicaState
 from hetero_llm.plugin.manager import load_plugins
 from hetero_llm.scheduler.backoff import Backoff
-from hetero_llm.scheduler.reconcile import Change, Pool, next_change, places_lacking
+from hetero_llm.scheduler.reconcile import Change, Pool, Situation, next_change, places_lacking
 from hetero_llm.scheduler.rules import rules_of
 
 PERIOD_S = 1.0
@@ -88,10 +88,16 @@ class Reconciler:
         pools = pools_now(model, replicas, nodes, leaving)
         rest = [other for other in models.values() if other is not model]
         others = [pool for other in rest for pool in pools_now(other, replicas, nodes, leaving)]
-        facts, wishes = model.deployment.plan.model, model.deployment.wishes
-        change = await asyncio.to_thread(
-            next_change, facts, wishes, pools, nodes, self._rules, load_matrix(), others=others
+        situation = Situation(
+            facts=model.deployment.plan.model,
+            wishes=model.deployment.wishes,
+            pools=pools,
+            nodes=nodes,
+            rules=self._rules,
+            matrix=load_matrix(),
+            others=others,
         )
+        change = await asyncio.to_thread(next_change, situation)
         errors = self._failing(pools, nodes)
         self._note(name, pools, nodes, errors)
         if change is None:

@@ -74,46 +74,48 @@ class Change:
     reason: str
 
 
-def next_change(
-    facts: ModelFacts,
-    wishes: Sequence[PoolWish],
-    pools: Sequence[Pool],
-    nodes: Sequence[NodeInventory],
-    rules: Mapping[str, KindRules],
-    matrix: Matrix | None,
-    others: Sequence[Pool] = (),
-) -> Change | None:
-    """Return what should change now, None when all is as it should be or nothing can be done.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """A model as it is wanted and as it lives, and where its replicas could go.
 
-    Args:
+    Attributes:
         nodes: all nodes; `held_by` of their devices is up to date.
         others: pools of other models; what Serve is about to use for them is not taken away.
     """
-    living = [node for node in nodes if node.alive]
-    for move in _moves(facts, wishes, pools, nodes, rules, matrix, others):
+
+    facts: ModelFacts
+    wishes: Sequence[PoolWish]
+    pools: Sequence[Pool]
+    nodes: Sequence[NodeInventory]
+    rules: Mapping[str, KindRules]
+    matrix: Matrix | None
+    others: Sequence[Pool] = ()
+
+    def free(self) -> tuple[NodeInventory, ...]:
+        """Return the living nodes without what Serve is about to use."""
+        return _reserved([node for node in self.nodes if node.alive], (*self.pools, *self.others))
+
+    def plan(self, wish: PoolWish, nodes: Sequence[NodeInventory]) -> tuple[ReplicaPlan, ...]:
+        """Return the replicas of `wish` that fit on `nodes`."""
+        return make_plan(self.facts, wish, nodes, self.rules, self.matrix).replicas
+
+
+def next_change(now: Situation) -> Change | None:
+    """Return what should change now, None when all is as it should be or nothing can be done."""
+    for move in _moves(now):
         if move.replicas:
             return move.change()
-    if retired := _retired(pools):
+    if retired := _retired(now.pools):
         return retired
-    free = _reserved(living, (*pools, *others))
-    for wish in wishes:
-        if wish.replicas is None and (more := make_plan(facts, wish, free, rules, matrix).replicas):
+    for wish in now.wishes:
+        if wish.replicas is None and (more := now.plan(wish, now.free())):
             return Change(replicas=more, reason=f"{len(more)} more fit and as many as fit are wanted")
     return None
 
 
-def stranded(
-    facts: ModelFacts,
-    wishes: Sequence[PoolWish],
-    pools: Sequence[Pool],
-    nodes: Sequence[NodeInventory],
-    rules: Mapping[str, KindRules],
-    matrix: Matrix | None,
-    others: Sequence[Pool] = (),
-) -> dict[str, int]:
-    """Return application to the number of its replicas that no change can give a place; takes `next_change`'s args."""
-    moves = _moves(facts, wishes, pools, nodes, rules, matrix, others)
-    left = {move.pool.app: move.lacking - len(move.replicas) for move in moves}
+def stranded(now: Situation) -> dict[str, int]:
+    """Return application to the number of its replicas that no change can give a place."""
+    left = {move.pool.app: move.lacking - len(move.replicas) for move in _moves(now)}
     return {app: count for app, count in left.items() if count > 0}
 
 
@@ -149,27 +151,16 @@ class _Move:
         )
 
 
-def _moves(
-    facts: ModelFacts,
-    wishes: Sequence[PoolWish],
-    pools: Sequence[Pool],
-    nodes: Sequence[NodeInventory],
-    rules: Mapping[str, KindRules],
-    matrix: Matrix | None,
-    others: Sequence[Pool],
-) -> Iterator[_Move]:
+def _moves(now: Situation) -> Iterator[_Move]:
     """Yield a move for each pool that lacks places; a later one does not take what an earlier one was given."""
-    living = [node for node in nodes if node.alive]
-    free = _reserved(living, (*pools, *others))
-    lacking = places_lacking(pools, nodes)
-    for pool in pools:
-        count, wish = lacking.get(pool.app, 0), _wish_of(pool, wishes)
+    free, lacking = now.free(), places_lacking(now.pools, now.nodes)
+    for pool in now.pools:
+        count, wish = lacking.get(pool.app, 0), _wish_of(pool, now.wishes)
         if count == 0:
             continue
         replicas: tuple[ReplicaPlan, ...] = ()
         if wish is not None:
-            elsewhere = _without(free, pool.kind, pool.accelerator)
-            replicas = make_plan(facts, replace(wish, replicas=count), elsewhere, rules, matrix).replicas
+            replicas = now.plan(replace(wish, replicas=count), _without(free, pool.kind, pool.accelerator))
         lost = min(len(replicas), max(0, pool.wanted - pool.living))
         yield _Move(pool=pool, lacking=count, replicas=replicas, lost=lost)
         free = hold(free, replicas)

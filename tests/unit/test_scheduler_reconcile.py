@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetero_llm.model import Device, Health, ModelFacts, NodeInventory, PoolWish
-from hetero_llm.scheduler.reconcile import Pool, next_change, places_lacking, stranded
+from hetero_llm.scheduler.reconcile import Pool, Situation, next_change, places_lacking, stranded
 
 GIB = 1 << 30
 FACTS = ModelFacts(
@@ -48,8 +48,12 @@ def pool(kind="cuda", accelerator="H100-80GB", *, wanted, living, tp=1, nodes=1,
     return Pool(app=app, **shape, wanted=wanted, living=living, **counts)
 
 
+def situation(wishes, pools, nodes, others=()):
+    return Situation(facts=FACTS, wishes=wishes, pools=pools, nodes=nodes, rules={}, matrix=None, others=others)
+
+
 def change(wishes, pools, nodes, others=()):
-    return next_change(FACTS, wishes, pools, nodes, {}, None, others)
+    return next_change(situation(wishes, pools, nodes, others))
 
 
 def test_nothing_changes_while_all_replicas_live():
@@ -226,7 +230,7 @@ def test_of_two_replicas_one_lost_and_one_leaving_both_get_successors_and_only_t
 
 
 def left_behind(wishes, pools, nodes):
-    return stranded(FACTS, wishes, pools, nodes, {}, None)
+    return stranded(situation(wishes, pools, nodes))
 
 
 def test_stranded_are_those_that_fit_on_nothing_that_was_allowed():
